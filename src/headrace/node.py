@@ -216,7 +216,7 @@ class Node:
         from headrace.server.amqp import AmqpService  # loaded where it is wanted
         from headrace.server.amqp_users import AmqpUsers
 
-        users = AmqpUsers.of(self.settings.text("amqp.users.file"))
+        users = AmqpUsers.of(self.settings.text("amqp.users.file"), self.broker.queues.registry.hosts)
         service = AmqpService(
             self.broker.queues, users, unfinished_bytes_max=self.settings.integer("amqp.unfinished.bytes.max")
         )

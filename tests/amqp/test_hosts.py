@@ -68,13 +68,25 @@ def test_a_file_of_users_that_others_can_read_is_refused(tmp_path: Path) -> None
     users.write_text("ann:secret\n")
     users.chmod(0o644)
     with pytest.raises(BadArgument, match="can be read by others"):
-        AmqpUsers.of(str(users))
+        AmqpUsers.of(str(users), ["/"])
     users.chmod(stat.S_IRUSR)
-    assert AmqpUsers.of(str(users)).accept(b"ann", b"secret")
+    assert AmqpUsers.of(str(users), ["/"]).accept(b"ann", b"secret")
     users.chmod(0o600)
     users.write_text("no password here\n")
     with pytest.raises(BadArgument, match="line 1"):
-        AmqpUsers.of(str(users))
+        AmqpUsers.of(str(users), ["/"])
+
+
+def test_a_user_of_a_virtual_host_that_is_not_configured_is_refused(tmp_path: Path) -> None:
+    """Also a password with a colon, whose end would be taken for a virtual host."""
+    users = tmp_path / "users"
+    users.write_text("ann:secret:shop,/\nbob:pass:word\n")
+    users.chmod(0o600)
+    with pytest.raises(BadArgument, match="line 2, names virtual host 'word'") as refused:
+        AmqpUsers.of(str(users), ["/", "shop"])
+    assert "amqp.vhosts" in str(refused.value)
+    users.write_text("ann:secret:shop, /\n")
+    assert AmqpUsers.of(str(users), ["/", "shop"]).may_use("ann", "/")
 
 
 def test_a_login_that_is_no_text_is_a_wrong_one() -> None:

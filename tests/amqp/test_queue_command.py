@@ -90,6 +90,13 @@ def ours(broker: TestBroker) -> Iterator[Tool]:
     used.channel.connection.close()
 
 
+@pytest.fixture
+def theirs(rabbitmq: RabbitMqServer) -> Iterator[Tool]:
+    used = Tool(rabbitmq.port, "--management", f"http://127.0.0.1:{rabbitmq.management_port}")
+    yield used
+    used.channel.connection.close()
+
+
 def test_a_queue_is_listed_and_described_with_its_bindings(tool: Tool) -> None:
     tool.declare("shown", max_length=100)
     tool.channel.queue_bind("shown", "amq.topic", "eu.#")
@@ -151,8 +158,54 @@ def test_a_queue_is_purged_whole_or_by_a_filter(tool: Tool) -> None:
 def test_a_queue_that_is_not_there_is_one_clear_line(tool: Tool) -> None:
     done = tool.run("peek", "nowhere")
     assert isinstance(done.exception, HeadraceError)
-    assert "no" in str(done.exception)
+    assert "no queue 'nowhere' in vhost '/'" in str(done.exception)
     assert "\n" not in str(done.exception)
+
+
+def test_a_virtual_host_that_is_not_there_is_one_clear_line(tool: Tool) -> None:
+    done = tool.run("list", "--vhost", "shop")
+    assert isinstance(done.exception, HeadraceError)
+    assert "vhost shop not found" in str(done.exception)
+
+
+def test_a_misspelt_reason_of_dead_letters_lists_the_reasons(ours: Tool) -> None:
+    ours.declare("reasons")
+    done = ours.run("peek", "reasons", "--reason", "reject")
+    assert done.exit_code == 2
+    assert "'rejected', 'expired', 'maxlen', 'delivery_limit'" in str(done.exception) + done.output
+
+
+def test_messages_of_a_stream_are_shown_and_nothing_moves_them(ours: Tool) -> None:
+    ours.declare("followed", queue_type="stream")
+    ours.declare("beside")
+    ours.publish("followed", "a", "b")
+    assert [(each["body"], each["state"]) for each in ours.json("peek", "followed")] == [
+        ("a", "ready"),
+        ("b", "ready"),
+    ]
+    [found] = ours.json("describe", "followed")
+    assert [(each["floor"], each["cursor"], each["end"]) for each in found["lanes"]] == [(0, 0, 2)]
+    for arguments in (["move", "followed", "beside"], ["redrive", "followed"], ["purge", "followed", "-n", "1"]):
+        done = ours.run(*arguments, "--yes")
+        assert "not supported by stream queues" in str(done.exception)
+    assert ours.bodies("beside") == []
+
+
+def test_what_rabbitmq_shows_of_a_long_queue_is_not_taken_for_all_of_it(theirs: Tool) -> None:
+    theirs.declare("long")
+    theirs.publish("long", *[str(number) for number in range(1_001)])
+    done = theirs.run("purge", "long", "--dry-run")
+    assert "would remove 1000 messages" in done.stderr
+    assert "RabbitMQ shows at most 1,000 messages" in done.stderr
+    assert "RabbitMQ shows at most 1,000 messages" in theirs.run("peek", "long", "-H", "a=b").stderr
+    assert "RabbitMQ shows" not in theirs.run("peek", "long", "-n", "1").stderr
+    theirs.channel.queue_delete("long")
+
+
+def test_what_rabbitmq_refuses_is_said_in_its_words(theirs: Tool) -> None:
+    theirs.declare("log-of-rabbitmq", queue_type="stream")
+    done = theirs.run("peek", "log-of-rabbitmq")
+    assert "RabbitMQ refuses: 540 basic.get not supported by stream queues" in str(done.exception)
 
 
 def test_what_destroys_or_moves_asks_first(ours: Tool) -> None:
@@ -179,6 +232,12 @@ def test_a_queue_is_made_bound_and_deleted(ours: Tool) -> None:
     ours.channel.basic_publish("amq.direct", "key", b"x", mandatory=True)
     assert ours.said("delete", "made", "--yes") == "deleted; 1 messages were ready"
     assert "made" not in {each["name"] for each in ours.json("list")}
+
+
+def test_a_queue_that_cannot_be_bound_is_not_made(ours: Tool) -> None:
+    done = ours.run("create", "unbound", "--bind", "no-such-exchange:key")
+    assert "no exchange 'no-such-exchange'" in str(done.exception)
+    assert "unbound" not in {each["name"] for each in ours.json("list")}
 
 
 def test_messages_of_all_priorities_are_moved(ours: Tool) -> None:

@@ -55,10 +55,12 @@ def _source_options(call: Any) -> Any:
 def _queues(bootstrap: str, management: str | None, vhost: str, timeout: float) -> Iterator[Any]:
     """``Queues`` or ``RabbitMq``: they have the same calls for looking."""
     if management is not None:
-        from headrace.client.rabbitmq import RabbitMq
+        from headrace.client.rabbitmq import PEEKED_MAX, RabbitMq
 
         with RabbitMq(management, vhost, timeout_s=timeout) as rabbitmq:
             yield rabbitmq
+            if not rabbitmq.has_shown_all:
+                say(f"headrace: RabbitMQ shows at most {PEEKED_MAX:,} messages of a queue, and there may be more")
         return
     from headrace.client import Queues
 
@@ -92,7 +94,13 @@ def list_queues(bootstrap: str, management: str | None, vhost: str, timeout: flo
 
 
 def _row(queue: QueueInfo) -> dict[str, Any]:
-    kinds = {"durable": queue.is_durable, "auto-delete": queue.is_auto_delete, "exclusive": queue.is_exclusive}
+    kinds = {
+        "durable": queue.is_durable,
+        "auto-delete": queue.is_auto_delete,
+        "exclusive": queue.is_exclusive,
+        "quorum": queue.arguments.get("x-queue-type") == "quorum",
+        "stream": queue.is_stream,
+    }
     return {
         "name": queue.name,
         "ready": queue.ready,
@@ -415,10 +423,14 @@ def create(
     arguments = {
         key: _number_or_text(value) for key, value in settings_of(pairs, "--argument", "x-max-length=10").items()
     }
+    exchange, _, key = (binding or "").partition(":")
     with _queues(bootstrap, None, vhost, timeout) as queues:
+        if binding is not None and all(each.name != exchange for each in queues.exchanges()):
+            raise BadArgument(
+                f"no exchange {exchange!r} in vhost {vhost!r}", "declare it before a queue is bound to it"
+            )
         queues.create_queue(name, arguments)
         if binding is not None:
-            exchange, _, key = binding.partition(":")
             queues.bind(BindingInfo(source=exchange, destination=name, routing_key=key))
 
 

@@ -95,6 +95,7 @@ def _range(text: str) -> tuple[int, int]:
     return int(first), int(last if dash else first) + 1
 
 
+REASONS = ("rejected", "expired", "maxlen", "delivery_limit")
 FILTERS = ("headers", "key", "reason", "died_in", "since", "until", "offsets", "count")
 
 
@@ -117,7 +118,12 @@ def filter_options(command: F) -> F:
             metavar="PATTERN",
             help="Only messages whose routing key matches; * is anything.",
         ),
-        click.option("--reason", metavar="REASON", help="Dead letters: rejected, expired, maxlen, delivery_limit."),
+        click.option(
+            "--reason",
+            type=click.Choice(REASONS),
+            metavar="REASON",
+            help="Dead letters: rejected, expired, maxlen, delivery_limit.",
+        ),
         click.option("--died-in", metavar="QUEUE", help="Dead letters of this queue."),
         click.option("--since", metavar="TIME", help="Only messages from this time on: -15m, 2026-01-31T12:00Z."),
         click.option("--until", metavar="TIME", help="Only messages from before this time."),

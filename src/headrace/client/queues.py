@@ -115,6 +115,10 @@ class QueueInfo:
     id: str = ""
 
     @property
+    def is_stream(self) -> bool:
+        return self.arguments.get("x-queue-type") == "stream"
+
+    @property
     def published(self) -> int:
         """Messages that were ever published to it."""
         return sum(lane.end for lane in self.lanes)

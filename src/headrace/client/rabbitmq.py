@@ -20,7 +20,7 @@ from headrace.client.amqp import amqp_channel
 from headrace.client.queues import BindingInfo, Moved, QueuedMessage, QueueInfo
 from headrace.errors import BadArgument, ErrorCode, HeadraceError, KafkaError, UsageError
 
-__all__ = ["RabbitMq"]
+__all__ = ["PEEKED_MAX", "RabbitMq"]
 
 PAGE = 500
 PEEKED_MAX = 1_000
@@ -47,6 +47,8 @@ class RabbitMq:
         self._base = f"{parts.scheme}://{host}:{parts.port or 15672}{parts.path.rstrip('/')}/api"
         self._virtual_host = virtual_host
         self._timeout_s = timeout_s
+        self.has_shown_all = True
+        """False after ``messages`` has come to the end of what RabbitMQ shows of a queue."""
 
     def __enter__(self) -> RabbitMq:
         return self
@@ -67,22 +69,23 @@ class RabbitMq:
 
     def describe(self, name: str) -> QueueInfo:
         path = f"/queues/{_quoted(self._virtual_host)}/{_quoted(name)}"
-        found = self._ask("GET", path)
-        bindings = self._ask("GET", f"{path}/bindings")
+        found = self._ask("GET", path, queue=name)
+        bindings = self._ask("GET", f"{path}/bindings", queue=name)
         return _info(found, tuple(_binding(each) for each in bindings if each["source"]))
 
     def messages(self, name: str, *, body_bytes_max: int = -1, with_gone: bool = False) -> Iterator[QueuedMessage]:
-        """The next messages, at most ``PEEKED_MAX``. RabbitMQ takes them and puts them back."""
+        """The next messages, at most ``PEEKED_MAX``: see ``has_shown_all``. RabbitMQ takes them and puts them back."""
         asked = {"count": PEEKED_MAX, "ackmode": "ack_requeue_true", "encoding": "auto"}
         if body_bytes_max >= 0:
             asked["truncate"] = max(1, body_bytes_max)
-        answer = self._ask("POST", f"/queues/{_quoted(self._virtual_host)}/{_quoted(name)}/get", asked)
-        return iter([_peeked(number, each) for number, each in enumerate(answer)])
+        answer = self._ask("POST", f"/queues/{_quoted(self._virtual_host)}/{_quoted(name)}/get", asked, queue=name)
+        yield from (_peeked(number, each) for number, each in enumerate(answer))
+        self.has_shown_all = len(answer) < PEEKED_MAX
 
     def purge(self, name: str) -> int:
         """Everything that is ready is gone; how many there were just before."""
         count = self.describe(name).ready
-        self._ask("DELETE", f"/queues/{_quoted(self._virtual_host)}/{_quoted(name)}/contents")
+        self._ask("DELETE", f"/queues/{_quoted(self._virtual_host)}/{_quoted(name)}/contents", queue=name)
         return count
 
     # ---- moving -----------------------------------------------------------------------------------------------------
@@ -150,7 +153,7 @@ class RabbitMq:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"amqp://{user}@{host}:{port}/{_quoted(self._virtual_host)}"
 
-    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+    def _ask(self, method: str, path: str, body: Any = None, *, queue: str | None = None) -> Any:
         login = base64.b64encode(f"{self._user}:{self._password}".encode()).decode()
         request = urllib.request.Request(
             self._base + path,
@@ -163,7 +166,7 @@ class RabbitMq:
                 raw = answer.read(ANSWER_BYTES_MAX)
         except urllib.error.HTTPError as error:
             with error:  # which holds the connection open
-                refusal = self._refusal(error)
+                refusal = self._refusal(error, queue)
             raise KafkaError(_CODES.get(error.code, ErrorCode.UNKNOWN_SERVER_ERROR), refusal) from None
         except OSError as error:
             reason = getattr(error, "reason", error)
@@ -172,12 +175,18 @@ class RabbitMq:
             ) from None
         return json.loads(raw) if raw else None
 
-    def _refusal(self, error: urllib.error.HTTPError) -> str:
+    def _refusal(self, error: urllib.error.HTTPError, queue: str | None) -> str:
         if error.code == 401:
             return f"{self._base} does not let user {self._user!r} in"
+        if error.code == 404 and queue is not None:
+            return f"{self._base}: no queue {queue!r} in vhost {self._virtual_host!r}"
         if error.code == 404:
-            return f"{self._base}: no such queue or virtual host {self._virtual_host!r}"
-        return f"{self._base} answered {error.code}: {error.read(500).decode(errors='replace')}"
+            return f"{self._base}: vhost {self._virtual_host} not found"
+        text = error.read(2_000).decode(errors="replace")
+        try:
+            return f"{self._base}: RabbitMQ refuses: {json.loads(text)['reason']}"
+        except (ValueError, KeyError, TypeError):
+            return f"{self._base} answered {error.code}: {text[:500]}"
 
 
 _CODES = {404: ErrorCode.RESOURCE_NOT_FOUND, 401: ErrorCode.CLUSTER_AUTHORIZATION_FAILED}

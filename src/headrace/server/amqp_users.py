@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +36,9 @@ class AmqpUsers:
         self._users = {"guest": _User(b"guest", None)} if users is None else dict(users)
 
     @classmethod
-    def of(cls, file: str) -> AmqpUsers:
-        """RabbitMQ's default user where no file is given. Raises BadArgument."""
-        return cls(_read(Path(file))) if file else cls()
+    def of(cls, file: str, hosts: Collection[str]) -> AmqpUsers:
+        """RabbitMQ's default user where no file is given. ``hosts`` are all virtual hosts. Raises BadArgument."""
+        return cls(_read(Path(file), hosts)) if file else cls()
 
     def accept(self, user: bytes, password: bytes) -> bool:
         """Whether they belong together. It takes as long for a user who is not there."""
@@ -51,7 +51,7 @@ class AmqpUsers:
         return hosts is None or host in hosts
 
 
-def _read(path: Path) -> dict[str, _User]:
+def _read(path: Path, known: Collection[str]) -> dict[str, _User]:
     try:
         if stat.S_IMODE(path.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
             raise BadArgument(f"amqp.users.file {path} can be read by others", f"chmod 600 {path}")
@@ -66,7 +66,14 @@ def _read(path: Path) -> dict[str, _User]:
         password, _, hosts = rest.partition(":")
         if not name or not password:
             raise BadArgument(f"amqp.users.file {path}, line {number}, has no user", "write NAME:PASSWORD")
-        users[name] = _User(password.encode(), frozenset(hosts.split(",")) if hosts else None)
+        named = [each.strip() for each in hosts.split(",")] if hosts else None
+        for host in named or ():
+            if host not in known:
+                raise BadArgument(
+                    f"amqp.users.file {path}, line {number}, names virtual host {host!r}, which does not exist",
+                    "add it to amqp.vhosts, or correct the line; passwords have no colon",
+                )
+        users[name] = _User(password.encode(), None if named is None else frozenset(named))
     if not users:
         raise BadArgument(f"amqp.users.file {path} has no users", "write NAME:PASSWORD")
     return users

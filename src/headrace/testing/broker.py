@@ -23,7 +23,7 @@ from typing import IO, Any, Literal, TypeVar, overload
 from urllib.parse import urlsplit
 
 from headrace.config import Settings
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, UsageError
 from headrace.ports import Disk
 from headrace.testing.clock import VirtualClock
 
@@ -59,12 +59,18 @@ class TestBroker(ABC):
     @property
     def amqp_port(self) -> int:
         """Of a broker that was started with ``amqp=True``."""
-        return int(self.addresses["amqp"].rpartition(":")[2])
+        return int(self._amqp_address.rpartition(":")[2])
 
     @property
     def amqp_url(self) -> str:
         """For AMQP clients: ``amqp://guest:guest@127.0.0.1:PORT/%2F``."""
-        return f"amqp://guest:guest@{self.addresses['amqp']}/%2F"
+        return f"amqp://guest:guest@{self._amqp_address}/%2F"
+
+    @property
+    def _amqp_address(self) -> str:
+        if "amqp" not in self.addresses:
+            raise UsageError("this broker has no queues", "start it with testing.broker(amqp=True)")
+        return self.addresses["amqp"]
 
     @abstractmethod
     def start(self) -> None: ...

@@ -283,3 +283,8 @@ def test_a_group_member_that_falls_silent_is_gone_when_its_session_has_passed() 
         clock.advance(31_000)
         client.send(beat, 12, 0, 3)
         assert client.answer(HeartbeatResponse, 0).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_broker_without_queues_says_how_to_get_them() -> None:
+    with testing.broker() as broker, pytest.raises(HeadraceError, match="amqp=True"):
+        print(broker.amqp_url)

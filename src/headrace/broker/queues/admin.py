@@ -133,7 +133,7 @@ class QueueAdmin:
         size = 0
         while offset < end and not queue.is_deleted:
             for at, message in lane.scan(offset, end):
-                shown = _shown(at, STATES[lane.state_of(at)], message, body.body_bytes_max)
+                shown = _shown(at, STATES[queue.state_of(body.lane, at)], message, body.body_bytes_max)
                 size += len(shown.body) + len(shown.properties) + len(shown.routing_key)
                 if answer.messages and (size > bytes_max or len(answer.messages) >= count_max):
                     answer.next_offset = at
@@ -361,18 +361,17 @@ def _described(host: VirtualHost, name: str, bindings: list[DescribedBinding]) -
         ready=queue.ready,
         unacknowledged=queue.unacknowledged,
         consumers=len(queue.consumers),
-        lanes=[
-            DescribedLane(
-                start=lane.log.start_offset,
-                floor=lane.floor,
-                cursor=lane.cursor,
-                end=lane.log.high_watermark,
-                bytes_on_disk=lane.log.size_bytes,
-            )
-            for lane in queue.lanes
-        ],
+        lanes=[_described_lane(queue, number) for number in range(len(queue.lanes))],
         bindings=bindings,
         id=queue.group,
+    )
+
+
+def _described_lane(queue: Queue, number: int) -> DescribedLane:
+    log = queue.lanes[number].log
+    floor, cursor = queue.cursors(number)
+    return DescribedLane(
+        start=log.start_offset, floor=floor, cursor=cursor, end=log.high_watermark, bytes_on_disk=log.size_bytes
     )
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from headrace.broker.queues.journal import QueueJournal
-from headrace.broker.queues.lane import Lane
+from headrace.broker.queues.lane import Lane, State
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.policy import QueuePolicy
 from headrace.broker.queues.rotation import Consumer, Delivery, Rotation
@@ -142,6 +142,15 @@ class Queue:
     @property
     def unacknowledged(self) -> int:
         return sum(lane.taken for lane in self._lanes)
+
+    def cursors(self, number: int) -> tuple[int, int]:
+        """Of a lane: below the first offset everything is gone, below the second everything was handed out."""
+        lane = self._lanes[number]
+        return lane.floor, lane.cursor
+
+    def state_of(self, number: int, offset: int) -> State:
+        """What has become of a message that the log of a lane has."""
+        return self._lanes[number].state_of(offset)
 
     def now_ms(self) -> int:
         return self._turn.now_ms()

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
-from headrace.broker.queues.lane import MESSAGE_OVERHEAD_BYTES
+from headrace.broker.queues.lane import MESSAGE_OVERHEAD_BYTES, State
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.policy import AGE_UNITS_MS, QueuePolicy
-from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.queue import Place, Queue
 from headrace.broker.queues.rotation import Consumer, Delivery
 from headrace.log.config import LogConfig
 from headrace.record import decode_records
@@ -204,6 +204,17 @@ class StreamQueue(Queue):
 
     def reject(self, delivery: Delivery, reason: str = "rejected") -> None:
         raise _not_supported("basic.nack and basic.reject", self.where)
+
+    def cursors(self, number: int) -> tuple[int, int]:
+        """Nothing is gone, and nothing is handed out for good."""
+        start = self._lane.log.start_offset
+        return start, start
+
+    def state_of(self, number: int, offset: int) -> State:
+        return "ready"
+
+    def hold(self, places: Sequence[Place]) -> list[Place]:
+        raise _not_supported("moving and acknowledging messages", self.where)
 
     def restore(self, number: int, first: int, end: int) -> int:
         raise _not_supported("restoring", self.where)

@@ -86,11 +86,12 @@ def _options_of(kind: str, given: dict[str, str]) -> QueueOptions | None:
 
 
 def _acknowledge(options: QueueOptions, ends: dict[str, Any] | str) -> None:
-    """Of the queue that was read; one that was made later under its name has other messages."""
+    """Of the queue that was read; one that was made later under its name has other messages. From a stream nothing is
+    taken."""
     end = QueuePosition.of(ends)
     with options.connect() as client:
         queues = Queues(client, options.vhost)
         found = queues.describe(options.queue)
-        if end.is_in(found.id):
+        if end.is_in(found.id) and not found.is_stream:
             for number, lane in enumerate(found.lanes):
                 queues.acknowledge(options.queue, number, lane.floor, end.lanes.get(number, 0))

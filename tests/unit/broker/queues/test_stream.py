@@ -241,3 +241,11 @@ def test_consumers_that_end_give_back_what_they_have_read_ahead() -> None:
     world.stream.remove_consumer(readers[0])
     world.stream.delete()
     assert budget.left == before
+
+
+def test_a_queue_that_exists_keeps_arguments_that_a_new_one_may_not_have() -> None:
+    """It was declared before they were refused, and its messages are served."""
+    arguments = {"x-max-age": "7D", "x-max-length": 3}
+    with pytest.raises(AmqpError, match="x-max-age"):
+        QueuePolicy.of(arguments, "queue 'old'")
+    assert QueuePolicy.of(arguments, "queue 'old'", is_new=False).length_max == 3
