@@ -1,6 +1,8 @@
-"""One line per failure: what went wrong, and the command or setting that helps."""
+"""One line per failure: what went wrong, and the command or setting that helps. What points at a place in a text has\nthat line too."""
 
 from __future__ import annotations
+
+import re
 
 from headrace.client.connection import BrokerUnreachable
 from headrace.errors import ErrorCode, HeadraceError, KafkaError, UsageError
@@ -35,10 +37,16 @@ HINTS: dict[ErrorCode, str] = {
 }
 
 
+POINTING = re.compile(r"\n[^\n]*\n +\^$")
+"""A line of a text and a mark under the place in it that is meant."""
+
+
 def explain(error: HeadraceError | OSError) -> str:
     message, hint = _parts(error)
-    message = " ".join(message.split()).rstrip(".")
-    return f"{message} ({hint})" if hint else message
+    pointed = POINTING.search(message)
+    text = pointed[0] if pointed else ""
+    line = " ".join(message.removesuffix(text).split()).rstrip(".")
+    return (f"{line} ({hint})" if hint else line) + text
 
 
 def _parts(error: HeadraceError | OSError) -> tuple[str, str]:

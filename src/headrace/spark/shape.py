@@ -13,6 +13,7 @@ projections and the like may change freely and are not looked at.
 from __future__ import annotations
 
 import json
+import os.path
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -22,6 +23,8 @@ from headrace.errors import UsageError
 __all__ = ["Change", "Column", "Operator", "Parameter", "Shape", "Source", "changes", "refuse"]
 
 Severity = Literal["breaks", "mixes", "note"]
+CONTEXT = 60
+"""Characters around what differs in a long text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,23 @@ def _parameters(was: Operator, now: Operator) -> Iterator[Change]:
         before, after = (each[name].text if name in each else "not there" for each in (old, new))
         if before != after:
             free = all(each[name].free for each in (old, new) if name in each)
+            before, after = _differing(before, after)
             yield Change("note" if free else "mixes", f"{name} of {was.kind} was {before} and is {after}")
+
+
+def _differing(before: str, after: str) -> tuple[str, str]:
+    """Of two long texts what differs, with what is around it."""
+    if max(len(before), len(after)) <= 4 * CONTEXT:
+        return before, after
+    start = len(os.path.commonprefix([before, after]))
+    end = len(os.path.commonprefix([before[start:][::-1], after[start:][::-1]]))
+    first = max(start - CONTEXT, 0)
+
+    def cut(text: str) -> str:
+        last = len(text) - max(end - CONTEXT, 0)
+        return f"{'…' if first else ''}{text[first:last]}{'…' if last < len(text) else ''}"
+
+    return cut(before), cut(after)
 
 
 def _columns(was: str, now: str, old: tuple[Column, ...], new: tuple[Column, ...]) -> Iterator[Change]:

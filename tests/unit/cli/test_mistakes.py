@@ -12,7 +12,7 @@ from headrace.cli.failure import explain
 from headrace.cli.main import VARIABLES, run
 from headrace.client import Admin, Client, Producer
 from headrace.config import BROKER_SETTINGS, refuse_misspelt
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, KafkaError, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +159,12 @@ def test_a_setting_that_has_a_flag_can_be_given_by_set_too(capsys: pytest.Captur
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
     assert ["kafka", "127.0.0.1:7"] in rows
     assert ["data", "y"] in rows
+
+
+def test_what_points_at_a_place_in_a_text_keeps_the_line_it_points_into() -> None:
+    error = UsageError("shop.py:6: pipeline 'a':\n there is no\ncolumn x\n  PATTERN (A) DEFINE A AS x > 1\n" + " " * 26 + "^")
+    assert explain(error).split("\n") == [
+        "shop.py:6: pipeline 'a': there is no column x",
+        "  PATTERN (A) DEFINE A AS x > 1",
+        " " * 26 + "^",
+    ]

@@ -157,3 +157,14 @@ def test_a_parameter_that_came_or_went_is_found() -> None:
     before = dataclasses.replace(BASE, operators=(OURS,))
     after = dataclasses.replace(BASE, operators=(dataclasses.replace(OURS, parameters=()),))
     assert changes(before, after) == [Change("mixes", "within of dedup was 60 s and is not there")]
+
+
+def test_of_a_long_parameter_that_changed_what_differs_is_told() -> None:
+    old, new = (
+        with_operator(parameters=(Parameter("patterns", "A " * 300 + f"amount > {limit} " + "B " * 300),))
+        for limit in (500, 600)
+    )
+    (found,) = changes(old, new)
+    assert "amount > 500" in found.text
+    assert "amount > 600" in found.text
+    assert len(found.text) < 400

@@ -40,10 +40,11 @@ KEYWORD = re.compile(
     ),
     re.IGNORECASE,
 )
-QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"[^\"]*\"|`[^`]*`|--[^\n]*|/\*[\s\S]*?\*/")
-NAME = re.compile(r"\s*(`[^`]+`|\"[^\"]+\"|[A-Za-z_]\w*)\s*", re.ASCII)
+QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`|--[^\n]*|/\*[\s\S]*?\*/")
+NAME = re.compile(r"\s*(`[^`]+`|\"[^\"]+\"|[^\W\d]\w*)\s*")
 ALIAS = re.compile(r"\s*((AS\s+)?\w+)?\s*;?\s*", re.IGNORECASE)
 AS = re.compile(r"\bAS\b", re.IGNORECASE)
+WITHIN = re.compile(r"(?:INTERVAL\s+)?(?:'(\s*-?[\d.]+\s*)'\s+(\w+)|(\d+)\s+(\w+)|'([^']+)')", re.IGNORECASE)
 ORDER_MAX = 16
 
 
@@ -81,10 +82,12 @@ def parse_clauses(text: str, *, ordered: bool = True) -> Clauses:
         raise UsageError(f"the text of a pattern is {text!r}, which is no text", "PARTITION BY … PATTERN (…) DEFINE …")
     text = without_comments(text)
     found = dict(_clauses(text))
+    bare = re.search(r"\bPATTERN\b", text, re.IGNORECASE) if "pattern" not in found else None
+    if bare is not None:
+        raise PatternSyntaxError(text, bare.start(), "the pattern stands in parentheses; expected PATTERN (…)")
+    # Before what is not there, since a clause whose name is misspelled stands in what they take for their own.
+    partition, order = tuple(_columns(found.get("partition"), text)), tuple(_order(found.get("order"), text))
     if "pattern" not in found:
-        bare = re.search(r"\bPATTERN\b", text, re.IGNORECASE)
-        if bare is not None:
-            raise PatternSyntaxError(text, bare.start(), "the pattern stands in parentheses; expected PATTERN (…)")
         raise PatternSyntaxError(text, len(text.rstrip()), "there is no PATTERN; expected PATTERN (…)")
     if ordered and "order" not in found:
         raise PatternSyntaxError(text, 0, "there is no ORDER BY; expected ORDER BY and a column with event time")
@@ -99,8 +102,8 @@ def parse_clauses(text: str, *, ordered: bool = True) -> Clauses:
     empty, unmatched = _rows_options(found.get("all"), text)
     return Clauses(
         text=text,
-        partition=tuple(_columns(found.get("partition"), text)),
-        order=tuple(_order(found["order"], text)) if "order" in found else (),
+        partition=partition,
+        order=order,
         measures=tuple(_measures(found.get("measures"), text)),
         rows="all" if "all" in found else "one",
         empty=empty,
@@ -147,7 +150,8 @@ def _clauses(text: str) -> Iterator[tuple[str, Piece]]:
         if keyword and (at == 0 or not (text[at - 1].isalnum() or text[at - 1] in "_.")):
             name = str(keyword.lastgroup)
             if any(each[0] == name for each in begins):
-                raise PatternSyntaxError(text, at, f"{keyword.group()} stands here for the second time")
+                problem = f"{keyword.group()} stands here for the second time; a column of that name stands in backticks"
+                raise PatternSyntaxError(text, at, problem)
             begins.append((name, at, keyword.end()))
             at = keyword.end()
             continue
@@ -225,14 +229,22 @@ def _columns(piece: Piece | None, text: str) -> Iterator[str]:
 
 
 def _name(piece: Piece, text: str) -> str:
-    found = NAME.fullmatch(piece.text)
-    if found is None:
-        raise piece.fail(f"{piece.text!r} is no name of a column; add a column with rows.withColumn(…) first", text)
+    found = NAME.match(piece.text)
+    rest = piece.text[found.end() :] if found else ""
+    if rest and re.match(r"\w", rest):
+        problem = f"{rest.split()[0]!r} was not expected here; expected a comma or another clause"
+        raise PatternSyntaxError(text, piece.at + len(piece.text) - len(rest), problem)
+    if found is None or rest:
+        raise piece.fail(
+            f"{piece.text!r} is no name of a column; add a column with rows.withColumn(…) first, "
+            f"or put a name that is no word in backticks",
+            text,
+        )
     return found.group(1).strip('`"')
 
 
-def _order(piece: Piece, text: str) -> Iterator[tuple[str, Literal["ascending", "descending"]]]:
-    for number, each in enumerate(_parts(piece, text)):
+def _order(piece: Piece | None, text: str) -> Iterator[tuple[str, Literal["ascending", "descending"]]]:
+    for number, each in enumerate(_parts(piece, text) if piece else ()):
         nulls = re.search(r"\sNULLS\s+(FIRST|LAST)$", each.text, re.IGNORECASE)
         if nulls is not None:
             at = each.at + nulls.start() + 1
@@ -269,7 +281,7 @@ def _define(piece: Piece | None, text: str, names: list[str]) -> Iterator[tuple[
             raise each.fail("a definition is 'NAME AS condition'", text)
         name = found.group(1).strip('`"').upper()
         if name not in names:
-            raise each.fail(f"{name} is not in the pattern; its variables are {', '.join(names)}", text)
+            raise each.fail(f"{name} is not in the pattern; its variables are {', '.join(names) or 'none'}", text)
         yield name, Piece(each.text[found.end() :], each.at + found.end())
 
 
@@ -317,17 +329,15 @@ def _skip(piece: Piece | None, text: str, known: list[str], subsets: dict[str, t
 def _within(piece: Piece | None, text: str) -> int | None:
     if piece is None:
         return None
-    found = re.fullmatch(
-        r"(?:INTERVAL\s+)?'([^']+)'(?:\s+(\w+))?|(?:INTERVAL\s+)?(\d+)\s+(\w+)", piece.text.strip(), re.IGNORECASE
-    )
+    at = min(piece.at + len(piece.text) - len(piece.text.lstrip()), len(text))
+    found = WITHIN.match(piece.text.strip())
     if found is None:
-        at = min(piece.at + len(piece.text) - len(piece.text.lstrip()), len(text))
         raise PatternSyntaxError(text, at, "expected WITHIN INTERVAL '5' MINUTE or WITHIN '5 minutes'")
-    number, unit = (found.group(1), found.group(2)) if found.group(1) else (found.group(3), found.group(4))
+    _nothing_after(text, at + found.end(), piece.at + len(piece.text), "the time")
+    said = " ".join(each.strip().lower() for each in found.groups() if each is not None)
     try:
-        return micros_of(f"{number} {unit.lower()}" if unit else number, "WITHIN")
+        return micros_of(said, "WITHIN")
     except UsageError as error:
-        at = piece.at + len(piece.text) - len(piece.text.lstrip())
         raise PatternSyntaxError(text, at, str(error)) from None
 
 

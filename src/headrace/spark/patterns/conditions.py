@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -39,6 +39,7 @@ __all__ = [
     "Lookup",
     "Memory",
     "Register",
+    "all_of",
     "holds",
     "offsets_of",
     "registers_of",
@@ -178,6 +179,11 @@ class Call:
 
     def compute(self, lookup: Lookup) -> Any:
         return FUNCTIONS[self.function](*_alike([each.compute(lookup) for each in self.arguments]))
+
+
+def all_of(conditions: Sequence[Expression]) -> Expression | None:
+    """One condition that is true where all are."""
+    return functools.reduce(lambda left, right: Call("and", (left, right)), conditions) if conditions else None
 
 
 def _alike(values: list[Any]) -> list[Any]:

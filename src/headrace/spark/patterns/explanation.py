@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from headrace.errors import UsageError
-from headrace.spark.arguments import names_of, time_column
+from headrace.spark.arguments import duration_of, names_of, time_column
 from headrace.spark.patterns.automaton import ACCEPT, Automaton, State, compile_pattern
 from headrace.spark.patterns.clauses import parse_clauses
 from headrace.spark.patterns.condition_types import check_conditions
@@ -27,6 +27,8 @@ from headrace.spark.patterns.operator import MASK_BITS
 from headrace.spark.patterns.pattern_plan import PatternPlan
 from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, mask_name, prepare, sql_plan, written_in
 from headrace.spark.patterns.runs import Rows
+from headrace.spark.patterns.stored import pattern_of
+from headrace.spark.patterns.syntax import Node, variables_of
 from headrace.spark.state.bucket import Flags
 from headrace.spark.state.kernel import arrow_schema
 from headrace.spark.state.operator import END, micros, whole
@@ -35,13 +37,16 @@ __all__ = ["explain_pattern", "why_not"]
 
 ROWS_MAX = 10_000
 """Rows that ``why_not`` looks at; they come to the driver."""
-WIDTH, HEIGHT, STEP = 60, 44, 170
+BOX, HEIGHT, GAP, BEND = 120, 44, 50, 34
+LETTER = 8
+"""How wide the letters of a picture are, about."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """A pattern in either form."""
 
+    node: Node
     automaton: Automaton
     conditions: dict[str, str]
     labels: dict[str, str]
@@ -50,15 +55,20 @@ class _Wanted:
     @classmethod
     def of(cls, wanted: Pattern | str) -> _Wanted:
         if isinstance(wanted, str):
-            clauses = parse_clauses(wanted)
+            clauses = parse_clauses(wanted, ordered=False)
             conditions = {name: piece.text for name, piece in clauses.define}
-            return cls(compile_pattern(clauses.pattern), conditions, {}, clauses.within_us)
+            return cls(clauses.pattern, compile_pattern(clauses.pattern), conditions, {}, clauses.within_us)
         texts = {name: " AND ".join(map(str, given)) for name, given in wanted.conditions().items()}
         labels = {each.upper(): each for each in wanted.names()}
-        return cls(compile_pattern(wanted.node()), texts, labels, wanted.within_us)
+        return cls(wanted.node(), compile_pattern(wanted.node()), texts, labels, wanted.within_us)
 
     def label(self, name: str) -> str:
         return self.labels.get(name, name)
+
+    def said_of(self, names: Sequence[str]) -> str:
+        """Variables with their conditions."""
+        texts = {self.label(each): self.conditions.get(each, "") for each in names}
+        return " or ".join(f"{name} ({text})" if text else name for name, text in texts.items())
 
     def waits_for(self, state: State) -> str:
         """A state in words."""
@@ -80,7 +90,7 @@ def explain_pattern(wanted: Pattern | str, form: Literal["text", "svg"] = "text"
 
     Each state waits for a row. Where it can go after that row comes in the order of preference.
     """
-    known = _Wanted.of(wanted)
+    known = _Wanted.of(_one_pattern(wanted))
     if form == "svg":
         return _svg(known)
     if form != "text":
@@ -92,8 +102,17 @@ def explain_pattern(wanted: Pattern | str, form: Literal["text", "svg"] = "text"
         after = _targets(known, known.automaton.after[number])
         lines.append(f"{number + 1}: {known.waits_for(state)}{shown} → {after}")
     if known.within_us is not None:
-        lines.append(f"all within {known.within_us / 1_000_000:g} s of the first row")
+        lines.append(f"all within {duration_of(known.within_us)} of the first row")
     return "\n".join(lines)
+
+
+def _one_pattern(wanted: object) -> Pattern | str:
+    """A pattern, a text of SQL, or what ``Pattern.to_json`` gave."""
+    if isinstance(wanted, str) and wanted.lstrip().startswith("{"):
+        return pattern_of(wanted)
+    if not isinstance(wanted, Pattern | str):
+        raise UsageError(f"{type(wanted).__name__} is no pattern", "hr.pattern(…), or a text; of several, one at a time")
+    return wanted
 
 
 def _targets(known: _Wanted, targets: Sequence[Any]) -> str:
@@ -107,25 +126,31 @@ def _svg(known: _Wanted) -> str:
     """States from left to right, arrows over them for steps ahead and under them for steps back."""
     states = known.automaton.states
     names = ["start", *(known.waits_for(each) for each in states), "match"]
-    middle = HEIGHT + 34 * (len(states) + 1)
-    at = [40 + STEP * number for number in range(len(names))]
-    parts = []
-    for number, targets in enumerate((known.automaton.start, *known.automaton.after)):
-        for rank, target in enumerate(targets):
-            end = len(names) - 1 if target.state == ACCEPT else target.state + 1
-            parts.append(_arrow(at[number], at[end], middle, end - number, rank))
-    for place, name in zip(at, names, strict=True):
-        text = html.escape(name)
-        parts.append(f'<rect x="{place}" y="{middle - HEIGHT // 2}" width="{WIDTH * 2}" height="{HEIGHT}" rx="8"/>')
-        parts.append(f'<text x="{place + WIDTH}" y="{middle + 5}" text-anchor="middle">{text}</text>')
-    width, height = at[-1] + WIDTH * 2 + 40, middle * 2
+    conditions = ["", *(known.conditions.get(each.variable, "") for each in states), ""]
+    box = max(BOX, *(LETTER * len(each) + LETTER for each in names))
+    steps = [
+        (number, len(names) - 1 if target.state == ACCEPT else target.state + 1, rank)
+        for number, targets in enumerate((known.automaton.start, *known.automaton.after))
+        for rank, target in enumerate(targets)
+    ]
+    above = max(end - start for start, end, _ in steps)
+    below = max(start - end for start, end, _ in steps)
+    middle = HEIGHT + BEND * above
+    at = [40 + (box + GAP) * number for number in range(len(names))]
+    parts = [_arrow((at[start], at[end], box), middle, end - start, rank) for start, end, rank in steps]
+    for place, name, condition in zip(at, names, conditions, strict=True):
+        rect = f'<rect x="{place}" y="{middle - HEIGHT // 2}" width="{box}" height="{HEIGHT}" rx="8"/>'
+        text = f'<text x="{place + box // 2}" y="{middle + 5}" text-anchor="middle">{html.escape(name)}</text>'
+        title = f"<title>{html.escape(condition)}</title>" if condition else ""
+        parts.append(f"<g>{title}{rect}{text}</g>")
+    width, height = at[-1] + box + 40, middle + HEIGHT + BEND * max(below, 1)
     style = (
         "rect{fill:#fff;stroke:#345}text{font:13px sans-serif;fill:#123}path{fill:none;stroke:#789}"
         ".first{stroke:#b40;stroke-width:2}"
     )
     head = (
-        '<marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0 0L8 4L0 8z" style="fill:#789"/></marker>'
+        '<marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="9" markerHeight="9" '
+        'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8z" style="fill:#789"/></marker>'
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img">'
@@ -133,13 +158,17 @@ def _svg(known: _Wanted) -> str:
     )
 
 
-def _arrow(start: int, end: int, middle: int, steps: int, rank: int) -> str:
+def _arrow(boxes: tuple[int, int, int], middle: int, steps: int, rank: int) -> str:
+    """``boxes``: where the first and the second begin, and how wide they are."""
+    start, end, box = boxes
     kind = "first" if rank == 0 else "later"
-    x1, x2 = start + WIDTH, end + WIDTH
+    x1, x2 = start + box // 2, end + box // 2
     if steps == 1:
-        return f'<path class="{kind}" d="M{start + WIDTH * 2} {middle}H{end}" marker-end="url(#tip)"/>'
+        return f'<path class="{kind}" d="M{start + box} {middle}H{end}" marker-end="url(#tip)"/>'
+    if steps == 0:  # a loop from the right half of the box to the left one
+        x1, x2 = x1 + box // 4, x2 - box // 4
     side = -1 if steps > 0 else 1
-    bend = middle + side * (HEIGHT // 2 + 30 * (abs(steps) or 1))
+    bend = middle + side * (HEIGHT // 2 + BEND * (abs(steps) or 1))
     edge = middle + side * HEIGHT // 2
     return f'<path class="{kind}" d="M{x1} {edge}C{x1} {bend} {x2} {bend} {x2} {edge}" marker-end="url(#tip)"/>'
 
@@ -153,35 +182,42 @@ def why_not(
 ) -> str:
     """How far the rows of one key got in a pattern, first row by first row, and what stopped them.
 
-    ``rows`` is bounded and has the rows of one key. ``event_time`` is needed for a pattern made by functions.
+    ``rows`` is bounded and has the rows of one key. ``event_time`` is needed where the pattern has no ORDER BY.
     """
+    wanted = _one_pattern(wanted)
     if rows.isStreaming:
         raise UsageError("why_not looks at rows that are there, not at a stream", "read them with hr.batch(…)")
     known, columns = _Wanted.of(wanted), Columns(coming=frozenset(rows.columns))
-    plan, order, written = _plan_of(wanted, columns, event_time)
+    plan, order, partition, written = _plan_of(wanted, columns, event_time)
     order = [(resolved(each, rows.columns, "to order by"), way) for each, way in order]
+    by = [resolved(each, rows.columns, "among the keys") for each in (*names_of(keys), *partition)]
     time = time_column(rows, order[0][0], "the event time")
-    with pointing(rows, columns, written, list(known.labels)):
-        prepared = prepare(rows, names_of(keys), order, columns, rows.columns)
+    with pointing(rows, columns, written, [known.label(each) for each in variables_of(known.node)]):
+        prepared = prepare(rows, by, order, columns, rows.columns)
         check_conditions(plan, arrow_schema(prepared.schema))
     table = prepared.limit(ROWS_MAX + 1).toArrow()
     if table.num_rows > ROWS_MAX:
         raise UsageError(f"why_not looks at {ROWS_MAX} rows at most", "filter the rows of one key and a short time")
+    found = table.select(by).group_by(by).aggregate([]).num_rows if by else 1
+    if found > 1:
+        raise UsageError(f"why_not takes the rows of one key, and here are {found} keys", "rows.where(…) leaves one")
     table = table.sort_by([*order, (PLACE, "ascending")])
     return _report(known, plan, table, time)
 
 
 def _plan_of(
     wanted: Pattern | str, columns: Columns, event_time: str | None
-) -> tuple[PatternPlan, list[tuple[str, Literal["ascending", "descending"]]], list[Written]]:
+) -> tuple[PatternPlan, list[tuple[str, Literal["ascending", "descending"]]], Sequence[str], list[Written]]:
+    """The plan of a pattern, what orders its rows, its keys, and its conditions as they are written."""
     if isinstance(wanted, str):
-        clauses = parse_clauses(wanted)
+        clauses = parse_clauses(wanted, ordered=event_time is None)
         plan, _ = sql_plan(clauses, compile_pattern(clauses.pattern), columns, PARTIALS_MAX, "match")
-        return plan, list(clauses.order), written_in(clauses, plan)
+        order = list(clauses.order) or [(str(event_time), "ascending")]
+        return plan, order, clauses.partition, written_in(clauses, plan)
     if event_time is None:
         raise UsageError("event_time is not given", 'why_not(rows, pattern, event_time="at")')
     plan, _ = fluent_plan("match", wanted, columns, (PARTIALS_MAX, "fail"), False, {})
-    return plan, [(event_time, "ascending")], written_by(wanted, plan, {})
+    return plan, [(event_time, "ascending")], (), written_by(wanted, plan, {})
 
 
 def _mask(columns: Mapping[str, pa.Array], bit: int) -> Flags:
@@ -191,8 +227,12 @@ def _mask(columns: Mapping[str, pa.Array], bit: int) -> Flags:
 
 
 def _report(known: _Wanted, plan: PatternPlan, table: pa.Table, time: str) -> str:
+    given = table.num_rows
     table = table.filter(pc.is_valid(table.column(time)))  # a row without a time is late
     count = table.num_rows
+    left_out = [f"rows without a time, which are left out: {given - count}"] if given > count else []
+    if not count:
+        return "\n".join(["there are no rows", *left_out])
     columns = {name: whole(column) for name, column in zip(table.column_names, table.columns, strict=True)}
     everything = np.full(count, count)
     rows = Rows(
@@ -222,19 +262,22 @@ def _report(known: _Wanted, plan: PatternPlan, table: pa.Table, time: str) -> st
         furthest = max((each[1] for each in stopped), default=start)
         reasons = dict.fromkeys(_reason(known, each, count, texts) for each in stopped if each[1] == furthest)
         lines.append(f"row {start + 1} ({texts[start]}): {'; '.join(reasons)}")
-    return "\n".join(lines)
+    return "\n".join(lines + left_out)
 
 
 def _reason(known: _Wanted, stopped: tuple[int, int, int, str], count: int, texts: list[str]) -> str:
     _, place, number, why = stopped
     state = known.automaton.states[number]
     name = known.label(state.variable)
-    if why == "time":
-        return f"the time was over before {name}"
     if place >= count:
         return f"the rows ended before {name}"
-    condition = known.conditions.get(state.variable)
-    said = f" ({condition})" if condition else ""
+    row = f"row {place + 1} ({texts[place]})"
+    if why == "time":
+        return f"the time was over before {name}: {row} is too late"
+    if why == "forbidden" and state.until:
+        return f"{row} ends the loop before {name} ({known.conditions.get(state.until[0], '')})"
     if why == "forbidden":
-        return f"row {place + 1} ({texts[place]}) must not come before {name}"
-    return f"row {place + 1} ({texts[place]}) is no {name}{said}"
+        return f"{row} is {known.said_of(state.forbidden)}, which must not come before {name}"
+    if state.kind.startswith("absent"):
+        return f"{row} is {known.said_of([state.variable])}, which must not come"
+    return f"{row} is no {known.said_of([state.variable])}"

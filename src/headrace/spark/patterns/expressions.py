@@ -7,7 +7,6 @@ Spark with a column in the place of each atom (``measures``).
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +23,17 @@ from sqlglot.parsers.spark import SparkParser
 
 from headrace.spark.arguments import UNITS_US
 from headrace.spark.patterns.clauses import Piece
-from headrace.spark.patterns.conditions import FUNCTIONS, Aggregated, At, Call, Constant, Expression, Here, Register
+from headrace.spark.patterns.conditions import (
+    FUNCTIONS,
+    Aggregated,
+    At,
+    Call,
+    Constant,
+    Expression,
+    Here,
+    Register,
+    all_of,
+)
 from headrace.spark.patterns.measures import Atom, AtomKind
 from headrace.spark.patterns.syntax import PatternSyntaxError
 
@@ -64,16 +73,38 @@ LONG_DIGITS = 19
 """Python refuses to read numbers of thousands of digits, so they are counted first."""
 DIGITS_MAX = 38
 """Of a decimal."""
+DEPTH_MAX = 200
+"""Levels of an expression; a OR b OR c has two. Reading it takes some calls for each."""
 NAME = re.compile(r"[A-Za-z_]\w*")
 MODE = re.compile(r"\b(FINAL|RUNNING)(\s+)(?=(?:FIRST|LAST|COUNT|SUM|AVG|MIN|MAX|ARRAY_AGG)\s*\()", re.IGNORECASE)
+
+
+OF_UNITS = ("DATEADD", "DATE_ADD", "DATEDIFF", "DATE_DIFF", "TIMESTAMPADD", "TIMESTAMPDIFF")
+"""Their first argument may be a unit of time, which is no column."""
+OF_GROUPS = ("COLLECT_LIST", "COLLECT_SET", "BIT_AND", "BIT_OR", "BIT_XOR")
+"""Aggregates under other names than sqlglot's own."""
+
+
+def _read_functions() -> set[str]:
+    """The functions that sqlglot reads: aggregates, and those of conditions on matched rows. All others go to Spark as
+    they were written, since what sqlglot makes of them is not always the same (LOG10, TO_CHAR, PARSE_JSON)."""
+    found = {"IF", "LIKE", "MOD", *OF_UNITS, *OF_GROUPS}
+    for each in exp.ALL_FUNCTIONS:
+        names = each.sql_names()
+        if issubclass(each, exp.AggFunc) or any(name.lower() in FUNCTIONS for name in names):
+            found.update(names)
+    return found - set(NAVIGATION)
 
 
 class RowPattern(Spark):
     """Spark's SQL, where FIRST and LAST are those of row patterns and take a number as well."""
 
+    class Tokenizer(Spark.Tokenizer):
+        STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']  # in Spark 4 a doubled quote stands for one
+
     class Parser(SparkParser):
         FUNCTIONS: ClassVar[dict[str, Any]] = {
-            name: of for name, of in SparkParser.FUNCTIONS.items() if name not in NAVIGATION
+            name: of for name, of in SparkParser.FUNCTIONS.items() if name in _read_functions()
         }
 
 
@@ -135,8 +166,7 @@ class Reader:
         ]
 
     def _all_of(self, parts: list[exp.Expr], name: str, piece: Piece) -> Expression | None:
-        trees = [self._tree(each, name, piece) for each in parts]
-        return functools.reduce(lambda left, right: Call("and", (left, right)), trees) if trees else None
+        return all_of([self._tree(each, name, piece) for each in parts])
 
     def measure(self, piece: Piece, atoms: dict[Atom, int], per_row: bool) -> str:
         """SQL for Spark, with a numbered column for each atom. Atoms that are new are added to ``atoms``."""
@@ -169,9 +199,29 @@ class Reader:
             parsed: exp.Expr = sqlglot.parse_one(text, dialect=RowPattern)
         except SqlglotError as error:
             raise self._mistake(piece, error) from None
+        except RecursionError:
+            raise self._too_deep(piece) from None
+        if _deeper_than(parsed, DEPTH_MAX):
+            raise self._too_deep(piece)
+        self._refuse_groups(parsed, piece)
         if isinstance(parsed, exp.Alias):
             self._fail(piece, f"{parsed.alias!r} was not expected here; expected an operator", parsed.args["alias"])
         return parsed
+
+    def _too_deep(self, piece: Piece) -> PatternSyntaxError:
+        problem = "this expression is nested too deeply; IN (…) takes many values"
+        return PatternSyntaxError(self.text, piece.at, problem)
+
+    def _refuse_groups(self, parsed: exp.Expr, piece: Piece) -> None:
+        """What SQL says of a group of rows, and Spark would say of all matches."""
+        for each in parsed.find_all(exp.Filter, exp.Window):
+            problem = f"{each.sql('spark')}: there is no OVER here"
+            if isinstance(each, exp.Filter):
+                problem = f"{each.sql('spark')}: there is no FILTER here; SUM(CASE WHEN … THEN … END) leaves rows out"
+            self._fail(piece, problem, each)
+        for star in parsed.find_all(exp.Star):
+            if star.find_ancestor(exp.Count) is None:
+                self._fail(piece, "* is for COUNT(*), and COUNT(A.*) of a variable", star)
 
     def _mistake(self, piece: Piece, error: SqlglotError) -> PatternSyntaxError:
         """What the parser of SQL stopped at, in words of ours where its own say nothing."""
@@ -183,7 +233,8 @@ class Reader:
         if not what:
             return PatternSyntaxError(self.text, piece.at, "this is no SQL expression")
         if what.startswith("Required keyword"):  # says which class of sqlglot lacks which field
-            return PatternSyntaxError(self.text, piece.at + end, "this expression is not complete")
+            problem = "this expression is not complete; a name that is a word of SQL stands in backticks"
+            return PatternSyntaxError(self.text, piece.at + end, problem)
         expected = what.removeprefix("Expecting ").removeprefix("Expected ")
         if what.startswith("Invalid expression"):
             expected = "an operator, a comma or another clause"
@@ -391,6 +442,15 @@ class Reader:
                 problem += f", and of one row before: LAST({node.sql('spark')})" if self._of_one_row(node) else ""
             self._fail(piece, problem, node)
         return Call(function, tuple(self._tree(each, name, piece) for each in arguments))
+
+
+def _deeper_than(node: exp.Expr, most: int) -> bool:
+    level = [node]
+    for _ in range(most):
+        level = [child for each in level for child in each.iter_expressions()]
+        if not level:
+            return False
+    return True
 
 
 def _aggregate_of(name: str, node: exp.Expr) -> exp.Expr:

@@ -24,7 +24,7 @@ from headrace.spark.arguments import duration_of, micros_of
 from headrace.spark.patterns.automaton import ACCEPT, Automaton, compile_pattern
 from headrace.spark.patterns.conditions import Expression, registers_of
 from headrace.spark.patterns.skipping import Skip
-from headrace.spark.patterns.syntax import Absence, Contiguity, Node, Repeat, Variable
+from headrace.spark.patterns.syntax import DEPTH_MAX, Absence, Contiguity, Node, Repeat, Variable
 from headrace.spark.patterns.syntax import Sequence as InOrder
 
 __all__ = ["UNTIL", "Part", "Pattern", "fluent_automaton", "pattern", "refuse_conditions"]
@@ -107,10 +107,7 @@ class Pattern:
         A text may speak of rows that were matched before: ``price > LAST(a.price)``, ``amount > 3 * AVG(a.amount)``.
         """
         last = self.parts[-1]
-        if not isinstance(condition, str | Column):
-            raise UsageError(f"where() takes text or a Column, not {condition!r}", 'where("amount > 10")')
-        if isinstance(condition, str) and not condition.strip():
-            raise UsageError("where() was given an empty text", 'where("amount > 10")')
+        _check_condition("where", condition)
         if last.group is not None:
             raise UsageError("a group has no condition", "give the conditions to its parts")
         return self._last(conditions=(*last.conditions, condition))
@@ -150,6 +147,9 @@ class Pattern:
             raise UsageError("until() is for loops", "say one_or_more() or times_or_more(n) first")
         if self.parts[-1].group is not None:
             raise UsageError("a loop of groups has no until()", "give it to a loop of one part")
+        if self.parts[-1].until is not None:
+            raise UsageError(f"{self.parts[-1].name} has an until() already", 'until("kind = \'stop\' OR amount > 10")')
+        _check_condition("until", condition)
         return self._last(until=condition)
 
     # ---- about the whole -------------------------------------------------------------------------------------------
@@ -192,6 +192,8 @@ class Pattern:
     def _then(self, part: str | Pattern, contiguity: Contiguity) -> Pattern:
         if isinstance(part, Pattern):
             part.check_group()
+            if part.depth() >= DEPTH_MAX:
+                raise UsageError(f"groups stand inside each other {DEPTH_MAX} times at most", "parts that follow each other need none")
             return self._add(Part("group", group=part, contiguity=contiguity))
         return self._add(Part(_named(part), contiguity=contiguity))
 
@@ -200,6 +202,10 @@ class Pattern:
         if last.absent and set(changes) != {"conditions"}:
             raise UsageError(f"{last.name} must not come, so it has a condition and nothing else")
         return replace(self, parts=(*self.parts[:-1], replace(last, **changes)))  # type: ignore[arg-type]
+
+    def depth(self) -> int:
+        """How many groups stand inside each other, this one included."""
+        return 1 + max((each.group.depth() for each in self.parts if each.group is not None), default=0)
 
     def names(self) -> list[str]:
         """The variables, in order; a name may stand once."""
@@ -273,6 +279,13 @@ def _node(part: Part, contiguity: Contiguity, forbidden: tuple[str, ...]) -> Nod
 def pattern(name: str) -> Pattern:
     """The beginning of a pattern: its first row, under a name."""
     return Pattern((Part(_named(name)),))
+
+
+def _check_condition(function: str, condition: object) -> None:
+    if not isinstance(condition, str | Column):
+        raise UsageError(f"{function}() takes text or a Column, not {condition!r}", f'{function}("amount > 10")')
+    if isinstance(condition, str) and not condition.strip():
+        raise UsageError(f"{function}() was given an empty text", f'{function}("amount > 10")')
 
 
 def _named(name: object) -> str:

@@ -15,7 +15,7 @@ from headrace.errors import UsageError
 from headrace.spark.arguments import names_of, plain_columns, time_column, without_weights
 from headrace.spark.patterns.clauses import Piece, without_comments
 from headrace.spark.patterns.condition_types import check_conditions, check_order
-from headrace.spark.patterns.conditions import Expression
+from headrace.spark.patterns.conditions import Expression, all_of
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.fluent import Pattern, fluent_automaton, refuse_conditions
 from headrace.spark.patterns.measures import Atom
@@ -220,8 +220,8 @@ def written_by(pattern: Pattern, plan: PatternPlan, measures: Mapping[str, str])
     """Conditions and measures, each a separate text."""
     found = []
     for name, given in pattern.conditions().items():
-        text = " AND ".join(each for each in given if isinstance(each, str))
-        found.append(Written(name, text, Piece(text, 0), plan.bits.get(name)))
+        texts = [each for each in given if isinstance(each, str)] or [""]
+        found += [Written(name, each, Piece(each, 0), plan.bits.get(name)) for each in texts]
     return found + [Written(name, text, Piece(text, 0)) for name, text in measures.items()]
 
 
@@ -229,8 +229,10 @@ def _condition(
     variable: str, given: Sequence[str | Column], variables: Mapping[str, frozenset[str]], columns: Columns
 ) -> tuple[int | None, Expression | None]:
     """What a variable asks of a row alone, as a bit, and what it asks of rows that were matched before."""
-    text = " AND ".join(f"({without_comments(each)})" for each in given if isinstance(each, str))
-    alone, rest = Reader(text, variables, columns).split(variable, Piece(text, 0)) if text else (None, None)
+    texts = [without_comments(each) for each in given if isinstance(each, str)]
+    halves = [Reader(each, variables, columns).split(variable, Piece(each, 0)) for each in texts]
+    alone = " AND ".join(each for each, _ in halves if each is not None) or None
+    rest = all_of([each for _, each in halves if each is not None])
     ready = [each for each in given if isinstance(each, Column)]
     if not ready:
         return None if alone is None else columns.bit(alone), rest

@@ -357,6 +357,9 @@ class _Search:
             came = known & (times[place] < deadline[chosen])
             passed = self.rows.closed | (deadline[chosen] <= self.rows.now_us)
             failed[chosen] = came
+            if self.matcher.traced:  # where it failed is the row that came
+                runs.places = runs.places.copy()
+                runs.places[chosen] = np.where(came, place, runs.places[chosen])
             true[chosen] = ~came & passed
             waiting[chosen] = ~came & ~passed
         return failed, true, waiting

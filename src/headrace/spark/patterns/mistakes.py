@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.types import BooleanType
 
+from headrace.errors import UsageError
 from headrace.spark.patterns.clauses import Piece
 from headrace.spark.patterns.condition_types import ConditionProblem
 from headrace.spark.patterns.expressions import Columns
@@ -47,19 +48,21 @@ def pointing(rows: DataFrame, columns: Columns, written: Sequence[Written], vari
     try:
         yield
     except ConditionProblem as problem:
-        raise _at(written, problem.variable, str(problem)) or problem from None
+        raise _at(written, problem.variable, str(problem)) from None
     except AnalysisException as error:
         raise (
-            _not_boolean(rows, columns, written, error) or _unknown(rows, written, variables, error) or error
+            _not_boolean(rows, columns, written, error)
+            or _unknown(rows, written, variables, error)
+            or UsageError(str(error).split("\n'", 1)[0].strip())  # without the plan
         ) from None
     finally:
         for logger, disabled in zip(loggers, before, strict=True):
             logger.disabled = disabled
 
 
-def _at(written: Sequence[Written], name: str, problem: str) -> Exception | None:
+def _at(written: Sequence[Written], name: str, problem: str) -> Exception:
     found = next((each for each in written if each.name == name and each.piece.text), None)
-    return None if found is None else PatternSyntaxError(found.text, found.piece.at, problem)
+    return UsageError(problem) if found is None else PatternSyntaxError(found.text, found.piece.at, problem)
 
 
 def _not_boolean(
@@ -73,7 +76,8 @@ def _not_boolean(
             kind = rows.select(columns.given[sql] if sql in columns.given else F.expr(sql)).schema[0].dataType
             if not isinstance(kind, BooleanType):
                 names = [each.name for each in written if each.bit == bit]
-                problem = f"the condition is {kind.simpleString()} and not true or false"
+                said = f"the condition of {names[0]}" if names and sql in columns.given else "the condition"
+                problem = f"{said} is {kind.simpleString()} and not true or false"
                 return _at(written, names[0], problem) if names else None
     return None
 
@@ -101,4 +105,4 @@ def _unknown(
         found = re.search(rf"(?<!\w){re.escape(name)}(?![\w.])", each.piece.text, re.IGNORECASE)
         if found:
             return PatternSyntaxError(each.text, each.piece.at + found.start(), problem)
-    return None
+    return UsageError(problem)  # of a Column

@@ -24,7 +24,7 @@ from headrace.spark.arguments import duration_of
 from headrace.spark.patterns.automaton import ACCEPT, Automaton, compile_pattern
 from headrace.spark.patterns.clauses import Piece, parse_clauses, without_comments
 from headrace.spark.patterns.condition_types import check_conditions
-from headrace.spark.patterns.conditions import Expression
+from headrace.spark.patterns.conditions import Expression, all_of
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.fluent import Part, Pattern, fluent_automaton, refuse_conditions
 from headrace.spark.patterns.names import resolved
@@ -100,10 +100,11 @@ def _functions_plan(name: str, text: str, columns: Columns, limits: Limits) -> P
     tested: dict[str, Expression] = {}
     conditions: dict[str, Expression] = {}
     for variable, given in pattern.conditions().items():
-        whole = " AND ".join(f"({without_comments(str(each))})" for each in given)
-        if whole:
-            read = Reader(whole, variables, columns).trees(variable, Piece(whole, 0))
-            _place(variable, read, tested, conditions)
+        texts = [without_comments(str(each)) for each in given]
+        read = [Reader(each, variables, columns).trees(variable, Piece(each, 0)) for each in texts]
+        alone = all_of([each for each, _ in read if each is not None])
+        rest = all_of([each for _, each in read if each is not None])
+        _place(variable, (alone, rest), tested, conditions)
     refuse_conditions(name, pattern, automaton, conditions)
     return PatternPlan(
         name=name,

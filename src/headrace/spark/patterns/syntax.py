@@ -21,6 +21,7 @@ from typing import Literal
 from headrace.errors import UsageError
 
 __all__ = [
+    "DEPTH_MAX",
     "REPEAT_MAX",
     "Absence",
     "Anchor",
@@ -33,6 +34,7 @@ __all__ = [
     "Sequence",
     "Variable",
     "parse_pattern",
+    "shown",
     "variables_of",
 ]
 
@@ -40,19 +42,30 @@ REPEAT_MAX = 1000
 """A counted loop is unrolled, so its bounds are limited."""
 PERMUTE_MAX = 6
 """PERMUTE of n parts is n! sequences."""
+DEPTH_MAX = 50
+"""Groups in groups. Reading one takes some calls."""
+LINE_MAX = 200
+"""Characters of a line that an error shows."""
 
 Contiguity = Literal["next", "followed", "any"]
 """How a row follows the one before it: at once, after rows that do not match, or after any rows."""
+
+
+def shown(text: str, at: int) -> str:
+    """The line of the text that a place is in, and a mark under the place; of a long line, what is around it."""
+    start = text.rfind("\n", 0, at) + 1
+    line = text[start:].split("\n", 1)[0]
+    place = at - start
+    cut = max(place - LINE_MAX // 2, 0) if len(line) > LINE_MAX else 0
+    before, after = "…" if cut else "", "…" if len(line) > cut + LINE_MAX else ""
+    return f"  {before}{line[cut : cut + LINE_MAX]}{after}\n  {' ' * (place - cut + len(before))}^"
 
 
 class PatternSyntaxError(UsageError):
     """A text that is no pattern, with the place where that shows."""
 
     def __init__(self, text: str, at: int, problem: str) -> None:
-        line_start = text.rfind("\n", 0, at) + 1
-        line_end = text.find("\n", at)
-        line = text[line_start : line_end if line_end >= 0 else len(text)]
-        super().__init__(f"{problem}\n  {line}\n  {' ' * (at - line_start)}^")
+        super().__init__(f"{problem}\n{shown(text, at)}")
         self.at = at
 
 
@@ -111,7 +124,7 @@ class Absence:
 
 Node = Variable | Sequence | Choice | Repeat | Exclusion | Anchor | Absence
 
-TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*|`[^`]+`|\"[^\"]+\")|(?P<number>\d+)|(?P<mark>\{-|-\}|[(){}|*+?,^$]))")
+TOKEN = re.compile(r"\s*(?:(?P<name>[^\W\d]\w*|`[^`]+`|\"[^\"]+\")|(?P<number>\d+)|(?P<mark>\{-|-\}|[(){}|*+?,^$]))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +142,7 @@ class _Parser:
         self.end = end
         self.tokens = list(self._tokens(start, end))
         self.index = 0
+        self.depth = 0
 
     def _tokens(self, start: int, end: int) -> Iterator[_Token]:
         at = start
@@ -170,11 +184,16 @@ class _Parser:
         return found
 
     def choice(self) -> Node:
+        self.depth += 1
+        if self.depth > DEPTH_MAX:
+            problem = f"groups stand inside each other {DEPTH_MAX} times at most"
+            raise PatternSyntaxError(self.text, self.tokens[self.index - 1].at, problem)
         options = [self.sequence()]
         while self.take("|"):
             options.append(self.sequence())
             if options[-1] == Sequence(()):
                 raise self.fail("a variable or a group after |")
+        self.depth -= 1
         return options[0] if len(options) == 1 else Choice(tuple(options))
 
     def sequence(self) -> Node:

@@ -224,12 +224,33 @@ def test_mistakes_are_refused_with_a_cure() -> None:
         A.followed_by(part("b").not_followed_by("c"))
     with pytest.raises(UsageError, match="takes text or a Column"):
         A.where(lambda row: True)  # type: ignore[arg-type]
+    loop = A.followed_by("b").one_or_more()
+    for condition in (4, "", "  "):
+        with pytest.raises(UsageError, match="until\\(\\) "):
+            loop.until(condition)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="b has an until\\(\\) already"):
+        loop.until("amount = 1").until("amount = 2")
     for name in ("", None, 3):
         for made in (pattern, A.next, A.followed_by, A.not_followed_by):
             with pytest.raises(UsageError, match="which is no name"):
                 made(name)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="loop of groups"):
         A.followed_by(part("b").next("c")).one_or_more().until("amount = 1")
+
+
+def test_groups_in_groups_have_a_bound() -> None:
+    nested = part("b")
+    with pytest.raises(UsageError, match="groups stand inside each other 50 times at most"):
+        for number in range(100):
+            nested = pattern(f"p{number}").next(nested)
+
+
+def test_a_mistake_in_one_of_several_conditions_is_shown_as_it_was_written() -> None:
+    with pytest.raises(UsageError) as refused:
+        Matching(pattern("a").where("amount > 1").where("amount < "))
+    assert str(refused.value).split("\n")[1:] == ["  amount < ", "          ^"]
+    with pytest.raises(UsageError):
+        Matching(pattern("a").where("amount > 1) OR (amount < 2"))
 
 
 CASES = [
