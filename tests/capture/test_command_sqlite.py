@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
 from headrace.capture import CaptureOptions
 from headrace.capture.passwords import forget_password, keep_password, with_password
+from headrace.testing import broker as start_broker
 from tests.capture.test_command import COMMAND, Shell, shell  # noqa: F401 the fixture
 from tests.capture.world import committed, events
 from tests.waiting import eventually
@@ -34,9 +36,13 @@ def url(tmp_path: Path) -> str:
 
 
 @contextmanager
-def running(shell: Shell, *arguments: str) -> Iterator[subprocess.Popen[str]]:  # noqa: F811 the fixture
+def running(
+    shell: Shell,  # noqa: F811 the fixture
+    *arguments: str,
+    errors: int | TextIO = subprocess.PIPE,
+) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [COMMAND, "capture", "run", *arguments], env=shell.environment, stderr=subprocess.PIPE, text=True
+        [COMMAND, "capture", "run", *arguments], env=shell.environment, stderr=errors, text=True
     ) as child:
         try:
             yield child
@@ -271,3 +277,27 @@ def test_a_capture_that_is_removed_while_it_runs_ends_and_leaves_nothing(
         left = session.execute("select name from sqlite_master where name like '\\_headrace%' escape '\\'").fetchall()
     assert left == []
     assert "leaving" not in shell("list").stdout
+
+
+def test_a_broker_that_is_away_is_named_once_and_once_when_it_is_back(tmp_path: Path, url: str) -> None:
+    with start_broker(in_process=False) as broker:
+        shell = Shell(broker.bootstrap, tmp_path)
+        told = (tmp_path / "errors").read_text
+        with (tmp_path / "errors").open("w") as errors, running(shell, "patient", url, errors=errors) as child:
+            eventually(lambda: committed(broker.bootstrap, "patient.main.t"))
+            broker.kill()
+            eventually(lambda: f"broker {broker.bootstrap} is not reachable since " in told())
+            broker.start()
+            eventually(lambda: f"broker {broker.bootstrap} is back after " in told())
+            with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as session:
+                session.execute("insert into t values (2)")
+            eventually(lambda: len(committed(broker.bootstrap, "patient.main.t")) == 2)
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(30) == 0
+    assert [told().count(each) for each in ("not reachable", "; waiting", "is back")] == [1, 1, 1]
+
+
+def test_a_broker_that_takes_connections_and_does_not_answer_is_named_at_the_start(tmp_path: Path, url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        failed = Shell(f"127.0.0.1:{silent.getsockname()[1]}", tmp_path)("run", "never", url, status=1)
+    assert "did not answer ApiVersionsRequest within 5 s" in failed.stderr

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import psutil  # type: ignore[import-untyped]
 import pyarrow.parquet as pq
@@ -61,11 +62,13 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+def running(
+    folder: Path, *arguments: str, errors: int | TextIO = subprocess.PIPE, **variables: str
+) -> Iterator[subprocess.Popen[str]]:
     command = [str(COMMAND), "run", *arguments]
     pipe = subprocess.PIPE
     wanted = {**environment(), **variables}
-    with subprocess.Popen(command, cwd=folder, env=wanted, stdout=pipe, stderr=pipe, text=True) as child:
+    with subprocess.Popen(command, cwd=folder, env=wanted, stdout=pipe, stderr=errors, text=True) as child:
         try:
             yield child
         finally:
@@ -184,6 +187,73 @@ def test_a_broker_that_goes_away_is_waited_for_and_nothing_is_lost(tmp_path: Pat
     assert child.returncode == 0, errors
     assert "copy failed: " in errors
     assert "restart 1 in 1 s" in errors
+
+
+STUCK = """
+import time
+from pathlib import Path
+
+def wait(rows, batch_id):
+    Path(f"begun-{batch_id}").touch()
+    while not Path("go").exists():
+        time.sleep(0.1)
+
+@pipeline(sink=wait)
+def stuck(spark):
+    return stream(spark, "TOPIC", value_format="text").select("value", "_offset")
+
+@pipeline(sink=sinks.parquet("out"), every="1 hour")
+def idle(spark):
+    return stream(spark, "TOPIC", value_format="text").select("value", "_offset")
+"""
+
+
+@pytest.mark.slow
+def test_the_lag_is_that_of_now_also_in_a_batch_that_does_not_end_and_between_batches(
+    headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    topic = unique("in")
+    create(headrace_server.bootstrap, topic)
+    send(headrace_server.bootstrap, topic, [b"a", b"b", b"c"])
+    (tmp_path / "shop.py").write_text(HEAD + STUCK.replace("TOPIC", topic))
+    with running(tmp_path, "shop.py", *options(headrace_server.bootstrap)) as child:
+        until(lambda: (tmp_path / "begun-0").exists() and written(tmp_path) == ["a", "b", "c"], child)
+        send(headrace_server.bootstrap, topic, [b"x"] * 712)
+        until(lambda: lags_of(headrace_server.bootstrap, topic) == {"stuck": (715, 715), "idle": (712, 712)}, child)
+        (tmp_path / "go").touch()
+        until(lambda: lags_of(headrace_server.bootstrap, topic)["stuck"] == (0, 0), child)
+        child.send_signal(signal.SIGTERM)
+        _, errors = child.communicate(timeout=300)
+    assert child.returncode == 0, errors
+
+
+def lags_of(bootstrap: str, topic: str) -> dict[str, tuple[int | None, int | None]]:
+    """By pipeline: its lag, and that of its source in the graph."""
+    with Client(bootstrap) as client:
+        found = read_state_records(client, "pipeline").values()
+    ours = [each for each in found if any(topic in node["topics"] for node in each.details["graph"]["nodes"])]
+    return {each.name: (each.details["lag"], each.details["nodes"]["n0"].get("lag")) for each in ours}
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_away_is_named_once_and_once_when_it_is_back(tmp_path: Path) -> None:
+    with start_broker(in_process=False) as broker:
+        create(broker.bootstrap, "in")
+        send(broker.bootstrap, "in", [b"a"])
+        (tmp_path / "shop.py").write_text(HEAD + COPY.replace("TOPIC", "in"))
+        with (
+            (tmp_path / "errors").open("w") as errors,
+            running(tmp_path, "shop.py", *options(broker.bootstrap), errors=errors) as child,
+        ):
+            told = (tmp_path / "errors").read_text
+            until(lambda: written(tmp_path) == ["a"], child)
+            broker.kill()
+            until(lambda: f"broker {broker.bootstrap} is not reachable since " in told(), child)
+            broker.start()
+            until(lambda: f"broker {broker.bootstrap} is back after " in told(), child)
+            child.send_signal(signal.SIGINT)
+            child.communicate(timeout=300)
+    assert [told().count(each) for each in ("not reachable", "; waiting", "is back")] == [1, 1, 1]
 
 
 @pytest.mark.slow

@@ -103,6 +103,7 @@ class Capture:
 
     def _run(self, stop: threading.Event, until_current: bool, resnapshot: bool) -> None:
         pause_s = RETRY_PAUSE_S
+        said: object = None
         while not stop.is_set():
             before = self.figures.commits
             try:
@@ -115,7 +116,9 @@ class Capture:
                 self._report.failed(self._reason(error), ended=not self._passes(error))
                 if not self._passes(error):
                     raise
-                self._say(f"{error}; trying again in {pause_s:g} s")
+                if said != (what := (str(error), self.figures.sessions)):  # a broker that stays away is named once
+                    self._say(f"{error}; trying again in {pause_s:g} s")
+                said = what
             resnapshot = resnapshot and self.figures.commits == 0
             pause_s = RETRY_PAUSE_S if self.figures.commits > before + 1 else min(pause_s * 2, RETRY_PAUSE_S_MAX)
             stop.wait(pause_s)

@@ -35,6 +35,8 @@ __all__ = ["command"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 SHOWN_EVERY_S = 1.0
+START_S = 5.0
+"""How long the broker may take for its first answer; later it is waited for."""
 
 
 @click.group("capture")
@@ -329,17 +331,20 @@ def run(
     from headrace.capture.options import counted
     from headrace.capture.run import Capture
     from headrace.capture.state import Registry
-    from headrace.client import StatePublisher
+    from headrace.client import ClientOptions, StatePublisher
+    from headrace.client.broker_watch import BrokerWatch
 
-    with connect(bootstrap) as client:
+    with connect(bootstrap, START_S) as client:
         client.brokers()  # a wrong address is reported at once, not tried for ever
+    with connect(bootstrap) as client:
         registry = Registry(client)
         is_new = url is not None and registry.find(name) is None
         options = _stored(registry, name, given) if url is None else _registered(registry, options_of(name, url, given))
     publisher = StatePublisher(bootstrap, trouble=say)
     capture = Capture(bootstrap, options, say=say, publisher=publisher)
+    watch = BrokerWatch(bootstrap, ClientOptions(client_id="headrace-capture-watch"), say)
     try:
-        with stopping_on_signals() as stop, publisher, _Screen(capture, output):
+        with stopping_on_signals() as stop, publisher, watch, _Screen(capture, output):
             say(f"capturing {options.database.shown} into {options.topic_prefix}.*")
             capture.run(stop, until_current=available_now, resnapshot=resnapshot)
     except UsageError:

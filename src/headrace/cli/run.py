@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "show_state"]
 
+PUBLISH_MS_MAX = 2_000
+"""Dashboards are published before Spark starts, and that does not wait for a broker that never answers."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -127,7 +130,10 @@ def publish_dashboards(publisher: StatePublisher | None, bootstrap: str, file: P
     if publisher is None:
         return
     try:
-        with Client(bootstrap, ClientOptions(client_id="headrace-run", retry_timeout_ms=5_000)) as client:
+        options = ClientOptions(
+            client_id="headrace-run", request_timeout_ms=PUBLISH_MS_MAX, retry_timeout_ms=PUBLISH_MS_MAX
+        )
+        with Client(bootstrap, options) as client:
             dashboards.publish(publisher, client, file, loaded.dashboards)
     except HeadraceError as error:
         if loaded.dashboards:  # with none there was perhaps nothing to take away either

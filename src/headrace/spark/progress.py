@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -49,6 +49,8 @@ class Tracker:
     def __init__(self, name: str) -> None:
         self.name = name
         self.batches = 0
+        self.present: Callable[[Report], Report] = lambda report: report
+        """A report with the ends that topics have now; by default they are those of the report."""
         self._rows = 0
         self._recent: deque[_Batch] = deque()
         self._began_s: float | None = None
@@ -83,6 +85,10 @@ class Tracker:
     def is_new(self, report: Report) -> bool:
         return _mark(report) != self._seen
 
+    def now(self) -> Report:
+        """The last report, and the ends of now; ``{}``, or sources alone, before the first one."""
+        return self.present(self._last)
+
     def snapshot(self, now_s: float, state: str, note: str = "") -> Snapshot:
         while self._recent and self._recent[0].ended_s < now_s - RATE_WINDOW_S:
             self._recent.popleft()
@@ -91,7 +97,7 @@ class Tracker:
             state=state,
             rows=self._rows,
             rows_per_s=self._rate(now_s),
-            lag=lag_of(self._last),
+            lag=lag_of(self.now()),
             watermark=watermark_of(self._last),
             batch_id=self._last.get("batchId"),
             batch_ms=_batch_ms(self._last),
@@ -161,9 +167,11 @@ def watermark_of(report: Report) -> datetime | None:
 def line_of(snapshot: Snapshot, *, now: datetime | None = None, name_width: int = 0) -> str:
     """``revenue  running  1,204 rows/s  lag 0  watermark 10:02:00 (12 s behind)  batch 118 ms``"""
     parts = [snapshot.name.ljust(name_width), snapshot.state]
-    if snapshot.batch_id is not None:
-        parts.append(f"{snapshot.rows_per_s:,.0f} rows/s")
-        parts += [f"lag {snapshot.lag:,}"] if snapshot.lag is not None else []
+    lag = [f"lag {snapshot.lag:,}"] if snapshot.lag is not None else []
+    if snapshot.batch_id is None:
+        parts += lag
+    else:
+        parts += [f"{snapshot.rows_per_s:,.0f} rows/s", *lag]
         parts += [f"watermark {_watermark(snapshot.watermark, now)}"] if snapshot.watermark else []
         parts += [f"batch {duration(snapshot.batch_ms)}"] if snapshot.batch_ms is not None else []
     if snapshot.note:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.client import Admin, BrokerUnreachable, Client
+from headrace.cli.run import publish_dashboards
+from headrace.client import Admin, BrokerUnreachable, Client, StatePublisher
 from headrace.errors import UsageError
 from headrace.spark.run.before_spark import TopicRead, check_sinks, check_topics, load_early, topics_read
 from headrace.testing import TestBroker, broker
@@ -65,6 +66,7 @@ def test_topics_are_found_where_they_stand_as_plain_names() -> None:
         TopicRead("raw", 12, "clean"),
         TopicRead("more", 12, "clean"),
         TopicRead("", 16, "follows"),
+        TopicRead("other", 20, "elsewhere", "kafka-1:9092"),
     ]
 
 
@@ -143,6 +145,26 @@ def test_a_broker_that_accepts_and_never_answers_is_refused_within_three_seconds
         with pytest.raises(UsageError, match=r"did not answer .* within 2 s.*is it a Kafka listener"):
             check_topics(file(tmp_path, READING), None, f"127.0.0.1:{silent.getsockname()[1]}")
         assert time.monotonic() - start_s < 3
+
+
+def test_another_broker_that_a_pipeline_names_is_looked_at_too(tmp_path: Path, running: TestBroker) -> None:
+    elsewhere = READING.replace("more", "raw").replace("kafka-1:9092", running.bootstrap)
+    with pytest.raises(UsageError, match=rf"shop.py:20: there is no topic 'other' at {running.bootstrap}"):
+        check_topics(file(tmp_path, elsewhere), None, running.bootstrap)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        there = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(UsageError, match=rf"{there} did not answer .* within 2 s"):
+            check_topics(file(tmp_path, elsewhere.replace(running.bootstrap, there)), None, running.bootstrap)
+
+
+@pytest.mark.timeout(20)
+def test_dashboards_are_not_published_to_a_broker_that_never_answers_and_nothing_waits_for_it(tmp_path: Path) -> None:
+    path = file(tmp_path, READING + 'hr.dashboard("Orders", topic="orders", kind="table")\n')
+    loaded = load_early(path, ())
+    assert loaded is not None
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        there = f"127.0.0.1:{silent.getsockname()[1]}"
+        publish_dashboards(StatePublisher(there), there, path, loaded)
 
 
 def test_a_name_that_no_topic_can_have_is_told_as_that(tmp_path: Path, running: TestBroker) -> None:

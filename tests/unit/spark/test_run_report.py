@@ -57,7 +57,7 @@ def details(*reports: dict[str, Any]) -> dict[str, Any]:
     tracker = Tracker("p")
     for number, each in enumerate(reports):
         made.take(tracker.take([each], float(number)), float(number))
-    return made.details(tracker.snapshot(float(len(reports)), "running"), float(len(reports)))
+    return made.details(tracker.snapshot(float(len(reports)), "running"), float(len(reports)), tracker.now())
 
 
 def test_a_source_is_found_by_its_topics_whatever_the_order_in_the_report() -> None:
@@ -98,7 +98,7 @@ def test_a_record_tells_of_the_last_batches_with_the_phases_that_took_time() -> 
 
 
 def test_before_the_first_batch_the_graph_is_there_and_nothing_else_is_known() -> None:
-    found = PipelineReport(graph()).details(Tracker("p").snapshot(0.0, "starting"), 0.0)
+    found = PipelineReport(graph()).details(Tracker("p").snapshot(0.0, "starting"), 0.0, {})
     assert [each["title"] for each in found["graph"]["nodes"]] == [
         "orders",
         "payments, refunds",
@@ -114,5 +114,5 @@ def test_errors_and_restarts_are_counted_over_restarts() -> None:
     made = PipelineReport(graph())
     made.failed("the broker is away", 7, restarts=True)
     made.failed("a column is missing", 8, restarts=False)
-    found = made.details(Tracker("p").snapshot(0.0, "failed"), 0.0)
+    found = made.details(Tracker("p").snapshot(0.0, "failed"), 0.0, {})
     assert (found["restarts"], found["last_error"], found["last_error_ms"]) == (1, "a column is missing", 8)

@@ -58,10 +58,12 @@ class TopicRead:
     """Empty where the name is not written there."""
     line: int
     function: str
+    bootstrap: str = ""
+    """Of the broker, where it is not that of the command line."""
 
 
 def topics_read(text: str, chosen: Set[str] | None = None) -> list[TopicRead]:
-    """What functions read from the default broker, and without settings of encryption.
+    """What functions read without settings of encryption, from the default broker or one that is named as a literal.
 
     ``chosen``: only these functions, and those that they use. Topics that the file writes itself need not be there yet;
     they have no name here either.
@@ -71,11 +73,12 @@ def topics_read(text: str, chosen: Set[str] | None = None) -> list[TopicRead]:
     found = []
     for function in _used(module, chosen):
         for call in _calls(function, READERS | readers.functions):
-            if not readers.is_one(call) or any(keyword.arg in (None, "bootstrap") for keyword in call.keywords):
+            bootstrap = _bootstrap_of(call, names)
+            if bootstrap is None or not readers.is_one(call):
                 continue
             topics = [each.strip() for each in (_topic_of(call, names) or "").split(",")]
             unknown = [each for each in topics if each and each not in written]
-            found += [TopicRead(each, call.lineno, function.name) for each in unknown or [""]]
+            found += [TopicRead(each, call.lineno, function.name, bootstrap) for each in unknown or [""]]
     return found
 
 
@@ -92,15 +95,15 @@ def check_topics(path: Path, loaded: Loaded | None, bootstrap: str) -> None:
     chosen = None if loaded is None else {getattr(each.build, "__name__", "") for each in loaded.pipelines}
     wanted = [(path, each) for each in topics_read(text, chosen)]
     wanted += _shown(loaded.dashboards, topics_written(text)) if loaded is not None else []
-    if not wanted:
-        return
-    known = _topics_of(bootstrap)
+    known: dict[str, list[str]] = {}
     for file, each in wanted:
-        if each.topic and each.topic not in known:
+        broker = each.bootstrap or bootstrap
+        topics = known[broker] if broker in known else known.setdefault(broker, _topics_of(broker))
+        if each.topic and each.topic not in topics:
             place = f"{file}:{each.line}: "
-            close = difflib.get_close_matches(each.topic, known, n=1)
+            close = difflib.get_close_matches(each.topic, topics, n=1)
             hint = f"did you mean {close[0]}?" if close else f"headrace topic create {topic_name(each.topic, place)}"
-            raise UsageError(f"{place}there is no topic {each.topic!r} at {bootstrap}", hint)
+            raise UsageError(f"{place}there is no topic {each.topic!r} at {broker}", hint)
 
 
 def _topics_of(bootstrap: str) -> list[str]:
@@ -185,6 +188,14 @@ class _Readers:
 def _topic_of(call: ast.Call, names: dict[str, str]) -> str | None:
     given = [each.value for each in call.keywords if each.arg == "topic"] or call.args[1:2]
     return _text(given[0], names) if given else None
+
+
+def _bootstrap_of(call: ast.Call, names: dict[str, str]) -> str | None:
+    """Empty for the broker of the command line; None where the broker, or how to talk to it, is not plain to see."""
+    if any(each.arg is None for each in call.keywords):
+        return None
+    given = [each.value for each in call.keywords if each.arg == "bootstrap"]
+    return _text(given[0], names) if given else ""
 
 
 def _constants(module: ast.Module) -> Iterator[tuple[str, str]]:

@@ -26,6 +26,8 @@ __all__ = ["Checkpoint", "HadoopFile"]
 
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 ASIDE = ".until-"
+LINES_BEFORE_SOURCES = 2
+"""In a file of Spark's offset log."""
 
 
 def root_of(folder: str) -> str:
@@ -70,6 +72,13 @@ class Checkpoint:
             return None
         about = self._files.read(self._path(f"spark/offsets/{max(batches)}")).splitlines()[1]
         return int(json.loads(about)["conf"][SHUFFLE_PARTITIONS])
+
+    def committed_offsets(self) -> list[str]:
+        """Where the last finished micro-batch ended, a text for each source; nothing before the first one."""
+        done = [int(each) for each in self._names("spark/commits") if each.isdecimal()]
+        if not done:
+            return []
+        return self._files.read(self._path(f"spark/offsets/{max(done)}")).splitlines()[LINES_BEFORE_SOURCES:]
 
     def shape(self) -> Shape | None:
         """The shape the query had, or None where nobody wrote it down."""

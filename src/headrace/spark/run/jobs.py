@@ -15,10 +15,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.util import InheritableThread
 
 from headrace.spark.owner import PipelineRun
-from headrace.spark.plan import JvmLost, graph_of, noticing_loss, shape_of
+from headrace.spark.plan import JvmLost, graph_of, noticing_loss, query_sources, shape_of
 from headrace.spark.progress import Snapshot, Tracker
 from headrace.spark.run.checkpoints import Checkpoint
 from headrace.spark.run.failures import is_permanent, reason
+from headrace.spark.run.lag import FollowedSource, TopicEnds, positions_of, present, take_positions
 from headrace.spark.run.pipelines import Pipeline
 from headrace.spark.run.report import PipelineReport
 from headrace.spark.run.rescale import rescale
@@ -121,7 +122,7 @@ class Job:
             "command": self.choices.command,
             "results_topic": sink.results_topic,
             "dead_letters_topic": sink.dead_letters_topic,
-            **self.report.details(self.tracker.snapshot(now_s, self.state, self.note), now_s),
+            **self.report.details(self.tracker.snapshot(now_s, self.state, self.note), now_s, self.tracker.now()),
         }
 
     def begin(self) -> None:
@@ -172,8 +173,12 @@ class BoundedJob(Job):
             self.state, self.note = "failed", "stopped before it was done"
 
 
+@dataclass
 class StreamJob(Job):
     """A streaming query with its checkpoint, restarted when it fails."""
+
+    ends: TopicEnds | None = None
+    """Asks where topics end; without it the lag is that of the last micro-batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,6 +192,8 @@ class StreamJob(Job):
         for each in pipeline.sink.parts:
             self.report.graph.add_sink(each.describe(), last, topic=each.results_topic)
         self._query: StreamingQuery | None = None
+        self._sources: list[FollowedSource | None] = []
+        self.tracker.present = lambda report: present(report, self._sources)
         self._failures = 0
         self._again_s = 0.0
         self._batches_before = 0
@@ -261,6 +268,17 @@ class StreamJob(Job):
         with self._settings():
             self._query = writer.start()
         self.state, self.note = "running", ""
+        self._follow(self._query)
+
+    def _follow(self, query: StreamingQuery) -> None:
+        """Whatever goes wrong here must not disturb the query."""
+        if self.ends is None:
+            return
+        try:
+            read = [positions_of(each) for each in self.checkpoint.committed_offsets()]
+            self._sources = self.ends.follow(self.pipeline.name, query_sources(query), read)
+        except Exception as error:
+            logger.warning("the lag of %s is that of its last micro-batch: %s", self.pipeline.name, error)
 
     @property
     def is_starting(self) -> bool:
@@ -293,6 +311,7 @@ class StreamJob(Job):
             return
         fresh = self.tracker.take(query.recentProgress, now_s)
         self.report.take(fresh, now_s)
+        take_positions(fresh[-1] if fresh else {}, self._sources)
         for _ in fresh:
             self.watcher.progressed(self.snapshot(now_s))
 

@@ -58,8 +58,8 @@ class PipelineReport:
         self.last_error, self.last_error_ms = reason, now_ms
         self.restarts += restarts
 
-    def details(self, snapshot: Snapshot, now_s: float) -> dict[str, Any]:
-        last = self._reports[-1] if self._reports else {}
+    def details(self, snapshot: Snapshot, now_s: float, last: Report) -> dict[str, Any]:
+        """``last``: the last report, with the ends that topics have now."""
         explained = explain(list(self._reports), datetime.now(UTC)) if self._reports else None
         return {
             "rows": snapshot.rows,

@@ -29,6 +29,7 @@ from headrace.spark.run.checkpoint_lock import CheckpointInUse, Locks, locked
 from headrace.spark.run.checkpoints import HadoopFile
 from headrace.spark.run.failures import place_of, reason
 from headrace.spark.run.jobs import BoundedJob, Choices, Job, StreamJob, Watcher, pause_s
+from headrace.spark.run.lag import TopicEnds
 from headrace.spark.run.pipelines import Pipeline
 from headrace.spark.run.report import KIND
 
@@ -60,7 +61,8 @@ def run(
     """
     names = [each.name for each in pipelines]
     with locked(choices.checkpoints, names, partial(HadoopFile, spark, choices.checkpoints), watcher.say) as locks:
-        jobs = [_prepared(spark, each, choices, watcher) for each in pipelines]
+        ends = TopicEnds(watcher.say)
+        jobs = [_prepared(spark, each, choices, watcher, ends) for each in pipelines]
         _reach_brokers(jobs)
         try:
             good = _run(spark, jobs, watcher, stop, locks, publisher)
@@ -69,6 +71,8 @@ def run(
         except BaseException as error:
             _publish(publisher, jobs, fatal=reason(error))
             raise
+        finally:
+            ends.stop()
         _publish(publisher, jobs)
         return good
 
@@ -155,7 +159,7 @@ def _end(jobs: Sequence[Job], grace_s: float) -> None:
             logger.warning("%s could not be stopped: Spark's process is gone", job.pipeline.name)
 
 
-def _prepared(spark: SparkSession, pipeline: Pipeline, choices: Choices, watcher: Watcher) -> Job:
+def _prepared(spark: SparkSession, pipeline: Pipeline, choices: Choices, watcher: Watcher, ends: TopicEnds) -> Job:
     """Built and checked, and nothing changed yet: the next one may not pass."""
 
     def prepare() -> Job:
@@ -164,7 +168,7 @@ def _prepared(spark: SparkSession, pipeline: Pipeline, choices: Choices, watcher
             raise UsageError(f"it returns {type(rows).__name__} and not a DataFrame", pipeline.origin)
         if not rows.isStreaming:
             return BoundedJob(spark, pipeline, choices, watcher, rows)
-        job = StreamJob(spark, pipeline, choices, watcher, rows)
+        job = StreamJob(spark, pipeline, choices, watcher, rows, ends=ends)
         job.check()
         return job
 
