@@ -480,11 +480,40 @@ def test_a_read_only_console_offers_no_changes(chromium: Chromium, console_broke
         assert tab.errors() == []
 
 
-def test_a_topic_that_is_gone_is_said_in_words(tab: Tab, console: RunningConsole) -> None:
-    go(tab, console, "/topics/no.such.topic")
-    tab.wait_for_text("no.such.topic")
-    tab.wait("document.querySelector('.notice.error')")
+@pytest.mark.parametrize(
+    "place",
+    [
+        "/topics/no.such",
+        "/topics/no.such?tab=settings",
+        "/topics/no.such?tab=groups",
+        "/groups/no.such",
+        "/queues/no.such",
+        "/captures/no.such",
+        "/pipelines/no.such",
+    ],
+)
+def test_of_what_does_not_exist_only_that_is_said(tab: Tab, console: RunningConsole, place: str) -> None:
+    """No empty charts, and no button that would do something to it."""
+    go(tab, console, place)
+    tab.wait("document.querySelector('h1')?.textContent === 'no.such' && document.querySelector('.notice.error')")
+    tab.wait("!document.querySelector('.page-body').checkVisibility()")
+    assert [
+        each for each in ("Produce", "Purge", "Delete", "Reset", "Search keys", "Setting") if each in shown(tab)
+    ] == []
     tab.forgive()  # the answer 404 is in the browser's log
+
+
+def shown(tab: Tab) -> str:
+    return str(tab.value("document.querySelector('main').innerText"))
+
+
+def test_a_tab_of_a_topic_does_not_show_what_another_tab_did(tab: Tab, console: RunningConsole, orders: str) -> None:
+    go(tab, console, f"/topics/{orders}?tab=settings")
+    tab.wait_for_text("cleanup.policy")
+    tab.value("window.EventSource = class { addEventListener() {} close() {} }")  # an answer that takes long
+    tab.click("[role=tab]", "Groups")
+    tab.wait("document.querySelector('[role=tab][aria-selected=true]').textContent === 'Groups'")
+    assert "cleanup.policy" not in tab.text()
 
 
 def test_a_view_can_be_copied_as_a_command(tab: Tab, console: RunningConsole, orders: str) -> None:

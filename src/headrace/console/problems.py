@@ -14,9 +14,17 @@ HINTS: dict[ErrorCode, str] = {
     ErrorCode.LEADER_NOT_AVAILABLE: "the partition has no leader: see the broker's log",
     ErrorCode.TOPIC_ALREADY_EXISTS: "choose another name",
     ErrorCode.GROUP_ID_NOT_FOUND: "it may have been deleted; go back to the list",
+    ErrorCode.RESOURCE_NOT_FOUND: "it may have been deleted; go back to the list",
     ErrorCode.NON_EMPTY_GROUP: "stop its members first",
 }
-NOT_FOUND = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.GROUP_ID_NOT_FOUND})
+NOT_FOUND = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.GROUP_ID_NOT_FOUND,
+        ErrorCode.RESOURCE_NOT_FOUND,
+    }
+)
 
 
 class ConsoleError(HeadraceError):
@@ -59,7 +67,12 @@ class Busy(ConsoleError):
 
 
 def problem_of(error: Exception) -> tuple[int, dict[str, Any]]:
-    """The HTTP status, and what the page shows: what failed and what to do."""
+    """The HTTP status, and what the page shows: what failed, what to do, and whether its subject does not exist."""
+    status, problem = _described(error)
+    return status, {**problem, "missing": status == 404}
+
+
+def _described(error: Exception) -> tuple[int, dict[str, Any]]:
     if isinstance(error, ConsoleError):
         return error.status, {"error": error.message, "hint": error.hint}
     if isinstance(error, UsageError):

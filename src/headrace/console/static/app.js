@@ -152,7 +152,7 @@ class View {
         else this.clear();
         onData(data);
       },
-      problem: (problem) => this.problem(problem.error, problem.hint),
+      problem: (problem) => this.failed(problem),
       lost: () => this.lost(),
     });
   }
@@ -173,7 +173,14 @@ class View {
     renew(this.trouble, notice("error", text, hint));
   }
 
+  /** An answer that is an error. What does not exist has no figures, and nothing can be done with it. */
+  failed(problem) {
+    this.root.classList.toggle("missing", Boolean(problem.missing));
+    this.problem(problem.error || problem.message, problem.hint);
+  }
+
   clear() {
+    this.root.classList.remove("missing");
     fill(this.trouble);
   }
 

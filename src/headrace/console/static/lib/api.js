@@ -6,6 +6,7 @@ export class Problem extends Error {
     this.status = status;
     this.hint = problem.hint || "";
     this.code = problem.code || "";
+    this.missing = problem.missing || false;
   }
 }
 

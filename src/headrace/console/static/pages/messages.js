@@ -66,7 +66,7 @@ export function messageBrowser(view, topic) {
     } catch (error) {
       if (own !== round) return;
       fill(rows);
-      view.problem(error.message, error.hint);
+      view.failed(error);
     }
   }
 
@@ -92,7 +92,7 @@ export function messageBrowser(view, topic) {
         shown = [...found.messages.reverse(), ...shown].slice(0, ROWS_MAX);
         drawRows();
       },
-      problem: (problem) => view.problem(problem.error, problem.hint),
+      problem: (problem) => view.failed(problem),
       lost: () => view.lost(),
     });
   }
@@ -113,7 +113,7 @@ export function messageBrowser(view, topic) {
         shown.sort((one, other) => (order === "newest" ? other.timestamp - one.timestamp : one.timestamp - other.timestamp));
         drawRows();
       },
-      problem: (problem) => { end(); fill(status); fill(rows); view.problem(problem.error, problem.hint); },
+      problem: (problem) => { end(); fill(status); fill(rows); view.failed(problem); },
       lost: () => {  // asked again, it would begin again and find everything twice
         end();
         told.textContent = `Interrupted. ${told.textContent}`;

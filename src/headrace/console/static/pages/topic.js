@@ -60,7 +60,7 @@ function messages(view, name, content, figures) {
   get("topic", { name }).then((data) => {
     showFigures(figures, data);
     browser.partitions(data.partitions.length);
-  }).catch((error) => view.problem(error.message, error.hint));
+  }).catch((error) => view.failed(error));
   return (now) => {
     browser.update(now);
     return () => browser.words();
@@ -92,6 +92,7 @@ function partitions(view, name, content, figures) {
 }
 
 function groups(view, name, content, figures) {
+  fill(content);
   return () => {
     view.live("topic", { name }, (data) => {
       showFigures(figures, data);
@@ -135,7 +136,7 @@ function settings(view, name, content) {
       known = (await get("topic/settings", { name })).settings;
       draw();
     } catch (error) {
-      view.problem(error.message, error.hint);
+      view.failed(error);
     }
   }
   load();
