@@ -13,6 +13,7 @@ const main = h("main", { tabindex: "-1" });
 const links = h("nav", { "aria-label": "Pages" });
 const trail = h("div.trail");
 let current = null;
+const AGAIN_MS = 3000;
 
 function shell() {
   const theme = h("button.icon-button.theme", { title: "Light or dark", "aria-label": "Switch between light and dark", on: { click: switchTheme } }, icon("sun"), icon("moon"));
@@ -177,6 +178,21 @@ class View {
   failed(problem) {
     this.root.classList.toggle("missing", Boolean(problem.missing));
     this.problem(problem.error || problem.message, problem.hint);
+  }
+
+  /** Ask once for what is not live, while `wanted`. A broker that is away is asked again, as its notice promises. */
+  async load(ask, onData, wanted, { onFailure = () => {}, again = false } = {}) {
+    try {
+      const found = await ask();
+      if (!wanted()) return;
+      if (again) this.clear();
+      onData(found);
+    } catch (error) {
+      if (!wanted()) return;
+      onFailure();
+      this.failed(error);
+      if (error.status === 503) setTimeout(() => { if (wanted()) this.load(ask, onData, wanted, { onFailure, again: true }); }, AGAIN_MS);
+    }
   }
 
   clear() {

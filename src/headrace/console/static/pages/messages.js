@@ -51,23 +51,18 @@ export function messageBrowser(view, topic) {
 
   // ---- pages ---------------------------------------------------------------------------------------------------------
 
-  async function page(more) {
+  function page(more) {
     const own = round;
+    const order = isOldest() ? "oldest" : "newest";
     if (!shown.length) fill(rows, waiting());
-    try {
-      const found = await get("messages", { ...asked(), order: isOldest() ? "oldest" : "newest", count: COUNT, ...more });
-      if (own !== round) return;
+    return view.load(() => get("messages", { ...asked(), order, count: COUNT, ...more }), (found) => {
       shown = [...shown, ...found.messages];
       drawRows(found.why === "time");
       const next = found.why === "time" ? "Look further" : isOldest() ? "Newer messages" : "Older messages";
       fill(foot, h("span.muted", plural(shown.length, "message")),
         found.why === "time" ? h("span.muted.late", `Looking through ${plural(found.looked, "offset")} took too long: compaction or aborted transactions have left few messages.`) : null,
         found.left ? h("button.button.small", { on: { click: () => page({ ranges: found.left }) } }, next) : h("span.muted", "No more messages"));
-    } catch (error) {
-      if (own !== round) return;
-      fill(rows);
-      view.failed(error);
-    }
+    }, () => own === round && rows.isConnected, { onFailure: () => fill(rows) });
   }
 
   // ---- live tail -----------------------------------------------------------------------------------------------------

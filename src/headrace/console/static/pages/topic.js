@@ -57,10 +57,10 @@ function showFigures(figures, data) {
 function messages(view, name, content, figures) {
   const browser = messageBrowser(view, name);
   fill(content, browser.node);
-  get("topic", { name }).then((data) => {
+  view.load(() => get("topic", { name }), (data) => {
     showFigures(figures, data);
     browser.partitions(data.partitions.length);
-  }).catch((error) => view.failed(error));
+  }, () => browser.node.isConnected);
   return (now) => {
     browser.update(now);
     return () => browser.words();
@@ -97,10 +97,10 @@ function groups(view, name, content, figures) {
     view.live("topic", { name }, (data) => {
       showFigures(figures, data);
       renew(content, h("section.card.flush", small(data.groups, [
-        ["Group", (row) => h("a.strong", { href: `#/groups/${encodeURIComponent(row.name)}` }, row.name)],
-        ["State", (row) => row.state || "–"],
-        ["Lag in all topics", (row) => count(row.lag), true],
-      ], () => empty("No group reads this topic", "A group is shown when it has committed an offset in this topic."))));
+        ["Group", (row) => h("a.strong.wrap-any", { href: `#/groups/${encodeURIComponent(row.name)}` }, row.name)],
+        ["State", (row) => row.state || "–", false, "wide-only"],
+        ["Total lag", (row) => count(row.lag), true],
+      ], () => empty("No group reads this topic", "A group is shown when it has committed an offset in this topic."), { clip: false })));
     });
     return ["group", "list"];
   };
@@ -131,13 +131,8 @@ function settings(view, name, content) {
       h("td.number", session.read_only || each.read_only ? null : h("button.icon-button", { "aria-label": `Change ${each.name}`, title: "Change", on: { click: () => change(name, each, load) } }, icon("edit"))));
   }
 
-  async function load() {
-    try {
-      known = (await get("topic/settings", { name })).settings;
-      draw();
-    } catch (error) {
-      view.failed(error);
-    }
+  function load() {
+    return view.load(() => get("topic/settings", { name }), (found) => { known = found.settings; draw(); }, () => list.isConnected);
   }
   load();
   return () => ["topic", "describe", name, "--all"];
