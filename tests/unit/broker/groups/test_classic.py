@@ -12,7 +12,7 @@ from headrace.config import Settings
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.messages.groups import DescribeGroupsRequest, LeaveGroupRequest
 from tests.unit.broker.fakes import FakeClock, FakeState, settle
-from tests.unit.broker.groups.world import SESSION_MS, World, run, subscription
+from tests.unit.broker.groups.world import REBALANCE_MS, SESSION_MS, World, run, subscription
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(ClassicState, ClassicState)))
@@ -196,6 +196,62 @@ async def test_a_member_that_waits_in_a_join_keeps_its_session() -> None:
     joined = await waiting
     assert joined.error_code == ErrorCode.NONE
     assert [each.member_id for each in joined.members] == [leader]
+
+
+async def joined(world: World, *rebalance_ms: int) -> tuple[str, str]:
+    """Leader and follower of generation 1; nobody has synced."""
+    waiting = [await world.new_member(rebalance_ms=each) for each in rebalance_ms]
+    await world.clock.advance(0.3)
+    first, second = [await each for each in waiting]
+    assert first.leader == first.member_id
+    return first.member_id, second.member_id
+
+
+@run
+async def test_a_rebalance_waits_for_the_longest_timeout_of_its_members() -> None:
+    world = World(group_initial_rebalance_delay_ms=100)
+    leader, follower = await joined(world, 20_000, 40_000)
+    waits, _ = world.sync(follower, 1), world.sync(leader, 1, {leader: b"a0", follower: b"a1"})
+    assert (await waits).assignment == b"a1"
+    waiting = world.join(leader, rebalance_ms=20_000)
+    for _ in range(6):
+        await world.clock.advance(6.5)
+        assert await world.beat(follower, 1) == ErrorCode.REBALANCE_IN_PROGRESS
+    assert not waiting.done()
+    await world.clock.advance(1.1)
+    assert [each.member_id for each in (await waiting).members] == [leader]
+
+
+@run
+async def test_a_session_begins_again_when_a_join_is_answered() -> None:
+    world = World(group_initial_rebalance_delay_ms=100)
+    leader, silent = await joined(world, REBALANCE_MS, REBALANCE_MS)
+    for _ in range(2):
+        assert await world.beat(leader, 1) == ErrorCode.NONE
+        await world.clock.advance(SESSION_MS / 1000 - 2)
+    assert await world.beat(silent, 1) == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@run
+async def test_a_session_begins_again_when_a_sync_that_waited_for_longer_is_answered(answered: bool) -> None:
+    """With its assignment, or because the group rebalances."""
+    world = World(group_initial_rebalance_delay_ms=100)
+    leader, silent = await joined(world, REBALANCE_MS, REBALANCE_MS)
+    waiting = world.sync(silent, 1)
+    for _ in range(2):
+        await world.clock.advance(SESSION_MS / 1000 - 2)
+        assert await world.beat(leader, 1) == ErrorCode.NONE
+    if answered:
+        await world.sync(leader, 1, {leader: b"a0", silent: b"a1"})
+        assert (await waiting).assignment == b"a1"
+    else:
+        await world.new_member()
+        assert (await waiting).error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    for _ in range(2):
+        await world.clock.advance(SESSION_MS / 1000 - 2)
+        await world.beat(leader, 1)
+    assert await world.beat(silent, 1) == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 @run

@@ -19,7 +19,7 @@ from headrace.wire.kafka.messages.consumer_protocol import (
 )
 from tests.unit.broker.fakes import settle
 from tests.unit.broker.groups.test_consumer import Consumer, settle_all
-from tests.unit.broker.groups.world import REBALANCE_MS, World, run, subscription
+from tests.unit.broker.groups.world import REBALANCE_MS, SESSION_MS, World, run, subscription
 
 
 def owning(*partitions: int) -> list[tuple[str, bytes]]:
@@ -50,6 +50,12 @@ async def classic_group(world: World, assignment: bytes | None = None, **join: o
 
 def group_of(world: World) -> object:
     return world.registry["g"]
+
+
+def classic_of(world: World) -> ClassicGroup:
+    group = group_of(world)
+    assert isinstance(group, ClassicGroup)
+    return group
 
 
 @run
@@ -138,6 +144,17 @@ async def test_when_the_last_consumer_is_gone_the_group_is_classic_again_and_reb
 
 
 @run
+async def test_a_silent_static_member_of_a_group_that_is_classic_again_is_gone_after_its_session() -> None:
+    world = World()
+    await Consumer(world, "new").beat()
+    silent = await world.join(instance="i1", protocols=owning())
+    await world.consumer_beat("new", -1)
+    assert list(classic_of(world).members) == [silent.member_id]
+    await world.clock.advance(SESSION_MS / 1000 + 1)
+    assert list(classic_of(world).members) == []
+
+
+@run
 async def test_the_last_consumer_and_a_classic_member_leave_in_one_request_and_the_group_stays_classic() -> None:
     """The first of them makes the group classic again; the second is then a member of that."""
     world = World()
@@ -149,9 +166,7 @@ async def test_the_last_consumer_and_a_classic_member_leave_in_one_request_and_t
         await world.join(asked.member_id, protocols=owning())
     gone, stays = classic
     assert await world.leave(("new", None), (gone, None)) == [ErrorCode.NONE, ErrorCode.NONE]
-    group = group_of(world)
-    assert isinstance(group, ClassicGroup)
-    assert list(group.members) == [stays]
+    assert list(classic_of(world).members) == [stays]
     joined = await world.join(stays, protocols=owning())
     await world.sync(stays, joined.generation_id, {stays: part(0, 1, 2, 3)})
     for _ in range(REBALANCE_MS // 6_000):
