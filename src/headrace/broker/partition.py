@@ -47,6 +47,8 @@ class Partition:
         self.watchers: dict[Watcher, None] = {}
         self.dropped_records = 0
         self.refused_batches = 0
+        self.unwritten: dict[int, tuple[int, float]] = {}
+        """By producer id: the epoch of a batch that could not be written since its last one, and when that was."""
         self.removed = False
         self.read_offset = Offset(-1)
         """Where the last read that found records began."""

@@ -47,7 +47,7 @@ from headrace.broker.transactions.registry import TopicPartition
 from headrace.config import INT_MAX
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.errors import DiskFull, InvalidProducerEpoch, OutOfOrderSequence, StorageError
-from headrace.log.producers import Duplicate
+from headrace.log.producers import Duplicate, Fresh
 from headrace.ports import Clock
 from headrace.record import Codec
 from headrace.vocabulary import Offset
@@ -83,6 +83,11 @@ BYTES_PER_UNIT = 16 << 10
 """Checking, copying and writing that many bytes takes about as long as the rest of a batch's way."""
 
 PARTITIONS_JOINED_PER_UNIT = 10
+
+UNWRITTEN_S = 60.0
+"""For so long a client may send a batch again that could not be written, and those after it wait for that."""
+UNWRITTEN_MAX = 1000
+"""Producers of a partition with such a batch."""
 
 Waiting = list[tuple[Partition, Offset, PartitionProduceResponse]]
 """What the answer waits for: the partition, the last offset to be flushed, and the part of the answer that says so."""
@@ -202,7 +207,7 @@ class ProduceHandler:
         if batch.attributes & TRANSACTIONAL or request.body.transactional_id is not None:
             self._check_transaction(request, partition, batch, progress)
         if batch.producer_id >= 0:
-            seen = partition.log.producers.check(batch)
+            seen = self._check_producer(partition, batch)
             if isinstance(seen, Duplicate):
                 answer = self._accepted(partition, seen.base_offset, seen.timestamp)
                 progress.waiting.append((partition, Offset(seen.last_offset), answer))
@@ -216,9 +221,34 @@ class ProduceHandler:
             reseal(batch, batch.body[HEADER_BYTES - PREFIX_BYTES :])
         if policy.may_overflow:
             self._overflow.admit(topic, partition, batch, request.peer)
-        answer = self._accepted(partition, partition.append(batch), append_time)
+        answer = self._accepted(partition, self._write(partition, batch), append_time)
         progress.waiting.append((partition, batch.last_offset, answer))
         return answer
+
+    def _check_producer(self, partition: Partition, batch: Batch) -> Fresh | Duplicate:
+        """Batches that follow one which could not be written are refused for its reason. Their client sends all of them
+        again. As out of order they would make librdkafka begin a new epoch, and send in it again whatever is not
+        acknowledged in any partition, written or not."""
+        try:
+            return partition.log.producers.check(batch)
+        except OutOfOrderSequence:
+            epoch, failed_at = partition.unwritten.get(batch.producer_id, (None, 0.0))
+            if epoch == batch.producer_epoch and self._clock.monotonic() < failed_at + UNWRITTEN_S:
+                words = "an earlier batch of its producer could not be written"
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, words) from None
+            raise
+
+    def _write(self, partition: Partition, batch: Batch) -> Offset:
+        unwritten = partition.unwritten
+        try:
+            base_offset = partition.append(batch)
+        except StorageError:
+            if batch.producer_id >= 0 and len(unwritten) < UNWRITTEN_MAX:
+                unwritten[batch.producer_id] = (batch.producer_epoch, self._clock.monotonic())
+            raise
+        if unwritten:
+            unwritten.pop(batch.producer_id, None)
+        return base_offset
 
     def _append_time_ms(self) -> int:
         """The wall time, but never earlier than the last one given: the clock may be set back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from headrace.batch import build_batch
 from headrace.broker.broker import settled
 from headrace.errors import ErrorCode
 from headrace.record import Codec, Record
+from headrace.testing.disk import SimulatedDisk
 from headrace.vocabulary import Offset
 from headrace.wire.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
 from headrace.wire.kafka.messages.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from headrace.wire.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tests.unit.broker.harness import Harness, batch, fetched, payload, running
+from tests.unit.broker.test_topic_creation import running as running_on
 from tests.waiting import PATIENCE_S
 
 
@@ -231,6 +234,29 @@ def test_a_repeated_idempotent_batch_is_acknowledged_with_the_first_and_not_befo
             assert answer.responses[0].partition_responses[0].base_offset == 0
 
     with_broker(scenario)
+
+
+def test_batches_after_one_that_could_not_be_written_are_refused_for_the_same_reason() -> None:
+    """As out of order they would make librdkafka begin a new epoch, and send again in it what was written elsewhere."""
+    sent = {"producer_id": 1000, "producer_epoch": 0}
+
+    async def scenario() -> None:
+        disk = SimulatedDisk()
+        async with running_on(disk) as harness:
+            await harness.create("t")
+            await harness.produce("t", batch(b"zero", base_sequence=0, **sent))
+            disk.fail_next("write", errno.ENOSPC, "/data/topics/")
+            answers = [await harness.produce("t", batch(b"x", base_sequence=n, **sent)) for n in (1, 2, 3)]
+            assert {each.error_code for each in answers} == {ErrorCode.KAFKA_STORAGE_ERROR}
+            other = await harness.produce("t", batch(b"x", base_sequence=2, producer_id=1000, producer_epoch=1))
+            assert other.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            for number, value in ((1, b"one"), (2, b"two")):
+                assert (await harness.produce("t", batch(value, base_sequence=number, **sent))).error_code == 0
+            gap = await harness.produce("t", batch(b"nine", base_sequence=9, **sent))
+            assert gap.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            assert await harness.values("t") == [b"zero", b"one", b"two"]
+
+    asyncio.run(scenario())
 
 
 def test_a_compacted_topic_refuses_records_without_key_and_says_which(with_broker: Callable[..., None]) -> None:
