@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from headrace.broker.broker import Broker
+from headrace.broker.queues.feeds import exchange_feeds, topic_feeds
+from headrace.broker.queues.registry import DEFAULT_HOST
 from headrace.clock import SystemClock
 from headrace.config import Settings
 from headrace.errors import BadArgument, UsageError
@@ -45,6 +47,7 @@ from headrace.systemd import ServiceManager
 
 if TYPE_CHECKING:
     from headrace.metrics import Endpoints
+    from headrace.server.amqp_users import AmqpUsers
 
 __all__ = ["EXIT_STORAGE_FAILED", "Address", "Node", "new_event_loop", "serve"]
 
@@ -132,6 +135,10 @@ class Node:
     async def start(self) -> None:
         """Serve when this returns. Raises UsageError for what the user can fix; then nothing is left running."""
         wanted = self._wanted_addresses()
+        # What a setting says wrong is said before the data is opened: the run after such an end checks all logs.
+        users = self._amqp_users() if "amqp" in wanted else None
+        topic_feeds(self.settings.items("headrace.queue.feeds"))
+        exchange_feeds(self.settings.items("headrace.topic.feeds"))
         self._descriptors = DescriptorPlan.of(raise_descriptor_limit(), self.settings.integer("max.connections"))
         try:
             # Addresses are taken first: a port that is not free should be said before a long recovery, not after it.
@@ -143,8 +150,8 @@ class Node:
             self._loop_watch = LoopWatch(self._kafka, stall_s=self.settings.integer("slow.loop.ms") / 1000)
             if "kafka" in wanted:
                 await self._listen_for_kafka()
-            if "amqp" in wanted:
-                await self._listen_for_amqp()
+            if users is not None:
+                await self._listen_for_amqp(users)
             if "metrics" in wanted:
                 await self._listen_for_metrics()
             if "http" in wanted:
@@ -212,11 +219,15 @@ class Node:
         self.addresses.append(Address("kafka", listener.host, listener.port))
         self.broker.addresses["kafka"] = self._advertised("kafka", listener)
 
-    async def _listen_for_amqp(self) -> None:
-        from headrace.server.amqp import AmqpService  # loaded where it is wanted
+    def _amqp_users(self) -> AmqpUsers:
         from headrace.server.amqp_users import AmqpUsers
 
-        users = AmqpUsers.of(self.settings.text("amqp.users.file"), self.broker.queues.registry.hosts)
+        hosts = {DEFAULT_HOST, *self.settings.items("amqp.vhosts")}
+        return AmqpUsers.of(self.settings.text("amqp.users.file"), hosts)
+
+    async def _listen_for_amqp(self, users: AmqpUsers) -> None:
+        from headrace.server.amqp import AmqpService  # loaded where it is wanted
+
         service = AmqpService(
             self.broker.queues, users, unfinished_bytes_max=self.settings.integer("amqp.unfinished.bytes.max")
         )

@@ -120,6 +120,17 @@ def test_a_start_after_a_kill_says_so_before_it_is_ready(tmp_path: Path) -> None
     assert "1 torn end cut (100 bytes)" in text
 
 
+def test_a_start_that_is_refused_for_its_settings_has_not_opened_the_data(tmp_path: Path) -> None:
+    """The next one said that the last run had not stopped in order, and checked the ends of all logs."""
+    users = tmp_path / "users"
+    users.write_text("a line without a password\n")
+    users.chmod(0o600)
+    for wrong in ({"HEADRACE_AMQP_USERS_FILE": str(users)}, {"HEADRACE_HEADRACE_QUEUE_FEEDS": "no arrow"}):
+        with child(tmp_path, NODE, HEADRACE_AMQP="127.0.0.1:0", **wrong) as refused:
+            assert refused.wait(PATIENCE_S) == 2
+    assert not (tmp_path / "log").exists()
+
+
 def test_sighup_opens_the_log_file_again(tmp_path: Path) -> None:
     file = tmp_path / "headrace.log"
     with child(tmp_path, NODE, HEADRACE_LOG_FILE=str(file)) as running:
