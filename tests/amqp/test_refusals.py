@@ -131,6 +131,18 @@ def test_an_argument_of_another_type_of_queue_is_refused(play_on: PlayOn) -> Non
     play_on(play)
 
 
+def test_a_name_that_the_server_gave_is_not_declared_again(play_on: PlayOn) -> None:
+    def play(s: AmqpScenario) -> None:
+        name = s.channel.queue_declare("", exclusive=True).method.queue
+        s.note("passive", s.channel.queue_declare(name, passive=True).method.message_count)
+        try:
+            s.channel.queue_declare(name, exclusive=True)
+        except ChannelClosedByBroker as error:
+            s.note("again", [error.reply_code, error.reply_text.replace(name, "NAME")])
+
+    play_on(play)
+
+
 def test_a_limit_of_deliveries_that_is_given_again_must_be_the_same(play_on: PlayOn) -> None:
     def play(s: AmqpScenario) -> None:
         quorum = {"x-queue-type": "quorum", "x-delivery-limit": 3}

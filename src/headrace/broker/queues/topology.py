@@ -143,6 +143,8 @@ class Topology:
         await self._registry.settled(self._host, name)
         if asked["passive"]:
             queue = self._host.queue(name, self._client)
+        elif name.startswith(RESERVED):
+            raise AmqpError(ReplyCode.ACCESS_REFUSED, f"queue name '{name}' contains reserved prefix '{RESERVED}*'")
         elif name and (name in self._host.queues or name in self._host.damaged):
             queue = self._declared_again(name, asked)
         else:
@@ -152,8 +154,6 @@ class Topology:
         return {"queue": queue.name, "message_count": queue.ready, "consumer_count": len(queue.consumers)}
 
     async def _new_queue(self, name: str, asked: dict[str, Any]) -> Queue:
-        if name.startswith(RESERVED):
-            raise AmqpError(ReplyCode.ACCESS_REFUSED, f"queue name '{name}' contains reserved prefix '{RESERVED}*'")
         policy = QueuePolicy.of(asked["arguments"], self._queue_text(name))
         if policy.queue_type != "classic":
             self._check_replicated(name, policy, asked)
