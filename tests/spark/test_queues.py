@@ -21,10 +21,10 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.slow
 
 
-def publish(broker: TestBroker, numbers: range) -> None:
+def publish(broker: TestBroker, numbers: range, arguments: dict[str, Any] | None = None) -> None:
     connection = pika.BlockingConnection(pika.URLParameters(broker.amqp_url))
     channel = connection.channel()
-    channel.queue_declare("orders", durable=True)
+    channel.queue_declare("orders", durable=True, arguments=arguments)
     channel.confirm_delivery()
     for number in numbers:
         channel.basic_publish("", "orders", str(number).encode())
@@ -52,6 +52,20 @@ def test_a_queue_is_read_once_over_restarts_and_acknowledged_when_committed(
             eventually(lambda: ready(broker), lambda count: count == 0)
         found = [int(row.body) for row in spark.read.parquet(str(tmp_path / "out")).collect()]
     assert sorted(found) == list(range(20))
+
+
+def test_a_stream_is_read_from_its_beginning_and_keeps_its_messages(spark: SparkSession, tmp_path: Path) -> None:
+    """All of its messages counted as gone, so a query began with those that came after its start."""
+    with testing.broker(amqp=True) as broker:
+        publish(broker, range(5), {"x-queue-type": "stream"})
+        orders = hr.queue(spark, "orders", bootstrap=broker.bootstrap, acknowledge=True)
+        writer = hr.sinks.parquet(str(tmp_path / "out")).stream(orders, "append", str(tmp_path / "checkpoint"))
+        started = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        started.awaitTermination()
+        assert ready(broker) == 5
+    out = tmp_path / "out"
+    assert out.exists(), "nothing was read"
+    assert [row.offset for row in spark.read.parquet(str(out)).orderBy("offset").collect()] == [0, 1, 2, 3, 4]
 
 
 def test_rows_reach_a_real_rabbitmq_and_a_repeated_batch_has_the_same_ids(spark: SparkSession, tmp_path: Path) -> None:
