@@ -1,4 +1,5 @@
-"""One line per failure: what went wrong, and the command or setting that helps. What points at a place in a text has\nthat line too."""
+"""One line per failure: what went wrong, and the command or setting that helps. What points at a place in a text has
+that line too."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ __all__ = [
     "names_of",
     "no_doubles",
     "plain_columns",
+    "pointed_at",
     "time_column",
     "topic_name",
     "with_dots",
@@ -41,6 +42,8 @@ MICROS_MAX = 3_660_000 * UNITS_US["day"]
 """Of a duration, so that it can be added to every time that Spark has."""
 PART = re.compile(rf"(\d+) +({'|'.join(UNITS_US)})s?")
 DURATION = re.compile(rf"(interval +)?{PART.pattern}( +{PART.pattern})*")
+LINE_MAX = 200
+"""Characters of a line that an error shows."""
 TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 
@@ -98,7 +101,10 @@ def time_column(rows: DataFrame, column: str | None, argument: str) -> str:
     times = [each.name for each in rows.schema if isinstance(each.dataType, TimestampType)]
     if column is None or column not in times:
         what = f"{argument} is not given" if column is None else f"{argument}: {column!r} is no column with a timestamp"
-        raise UsageError(what, f"columns with timestamps: {', '.join(times) or 'none'}")
+        hint = f"columns with timestamps: {', '.join(times) or 'none'}"
+        if column in rows.columns:
+            hint += f'; rows.withColumn("{column}", F.col("{column}").cast("timestamp")) makes one'
+        raise UsageError(what, hint)
     return column
 
 
@@ -132,3 +138,13 @@ def duration_of(micros: int) -> str:
     """The opposite, in the largest unit that gives a whole number."""
     unit = max((each for each, of in UNITS_US.items() if micros % of == 0), key=lambda each: UNITS_US[each])
     return f"{micros // UNITS_US[unit]} {unit}s"
+
+
+def pointed_at(text: str, at: int) -> str:
+    """The line of the text that a place is in, and a mark under the place; of a long line, what is around it."""
+    start = text.rfind("\n", 0, at) + 1
+    line = text[start:].split("\n", 1)[0]
+    place = at - start
+    cut = max(place - LINE_MAX // 2, 0) if len(line) > LINE_MAX else 0
+    before, after = "…" if cut else "", "…" if len(line) > cut + LINE_MAX else ""
+    return f"  {before}{line[cut : cut + LINE_MAX]}{after}\n  {' ' * (place - cut + len(before))}^"

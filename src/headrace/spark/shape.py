@@ -13,7 +13,6 @@ projections and the like may change freely and are not looked at.
 from __future__ import annotations
 
 import json
-import os.path
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -170,12 +169,18 @@ def _parameters(was: Operator, now: Operator) -> Iterator[Change]:
             yield Change("note" if free else "mixes", f"{name} of {was.kind} was {before} and is {after}")
 
 
+def _alike(one: str, other: str) -> int:
+    """How many characters two texts have in common at their beginning."""
+    differ = (number for number, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+    return next(differ, min(len(one), len(other)))
+
+
 def _differing(before: str, after: str) -> tuple[str, str]:
     """Of two long texts what differs, with what is around it."""
     if max(len(before), len(after)) <= 4 * CONTEXT:
         return before, after
-    start = len(os.path.commonprefix([before, after]))
-    end = len(os.path.commonprefix([before[start:][::-1], after[start:][::-1]]))
+    start = _alike(before, after)
+    end = _alike(before[start:][::-1], after[start:][::-1])
     first = max(start - CONTEXT, 0)
 
     def cut(text: str) -> str:

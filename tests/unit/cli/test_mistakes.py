@@ -162,7 +162,9 @@ def test_a_setting_that_has_a_flag_can_be_given_by_set_too(capsys: pytest.Captur
 
 
 def test_what_points_at_a_place_in_a_text_keeps_the_line_it_points_into() -> None:
-    error = UsageError("shop.py:6: pipeline 'a':\n there is no\ncolumn x\n  PATTERN (A) DEFINE A AS x > 1\n" + " " * 26 + "^")
+    error = UsageError(
+        "shop.py:6: pipeline 'a':\n there is no\ncolumn x\n  PATTERN (A) DEFINE A AS x > 1\n" + " " * 26 + "^"
+    )
     assert explain(error).split("\n") == [
         "shop.py:6: pipeline 'a': there is no column x",
         "  PATTERN (A) DEFINE A AS x > 1",

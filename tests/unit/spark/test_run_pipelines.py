@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -392,3 +392,14 @@ def test_a_pipeline_has_one_sink_or_several_that_can_be_told_apart(tmp_path: Pat
         pipeline(sinks=[sinks.topic("a"), sinks.topic("a", key="id").transform(lambda rows: rows)])
     one = pipeline(sinks=[sinks.topic("a")], name="with one of several")
     assert one is not None
+
+
+def test_two_operators_of_one_name_are_refused_with_the_argument_that_helps() -> None:
+    text = (
+        "[DUPLICATED_METRICS_NAME] The metric name is not unique: state match(card). The same name cannot be used for "
+        "metrics with different results.\nHowever multiple instances of metrics with with same result and name are "
+        "allowed (e.g. self-joins). SQLSTATE: 42710;\n~Union false, false"
+    )
+    assert reason(AnalysisException(text)) == (
+        "two operators of the query have the name 'match(card)'; name= gives one of them another"
+    )

@@ -54,8 +54,8 @@ def match_patterns(
     above ``within_max``, matches nothing; the progress counts such: ``observedMetrics["state match_patterns"]``.
     """
     without_weights(rows, MatchChangingPatterns.name)
-    both_alike(rows, patterns, MatchChangingPatterns.name)
     _check_text(row_type(patterns), text)
+    both_alike(rows, patterns, MatchChangingPatterns.name)
     check_choices("drop_oldest", "drop", partials_max)
     if patterns_max < 1:
         raise UsageError(f"patterns_max={patterns_max} leaves no pattern", "1 or more")

@@ -150,7 +150,9 @@ def _clauses(text: str) -> Iterator[tuple[str, Piece]]:
         if keyword and (at == 0 or not (text[at - 1].isalnum() or text[at - 1] in "_.")):
             name = str(keyword.lastgroup)
             if any(each[0] == name for each in begins):
-                problem = f"{keyword.group()} stands here for the second time; a column of that name stands in backticks"
+                problem = (
+                    f"{keyword.group()} stands here for the second time; a column of that name stands in backticks"
+                )
                 raise PatternSyntaxError(text, at, problem)
             begins.append((name, at, keyword.end()))
             at = keyword.end()

@@ -37,8 +37,9 @@ def check_order(names: Sequence[str], schema: pa.Schema) -> None:
             ) from None
 
 
-def check_conditions(plan: PatternPlan, schema: pa.Schema) -> None:
-    """Refuse a condition that cannot be computed over these columns, or that is neither true nor false."""
+def check_conditions(plan: PatternPlan, schema: pa.Schema, *, stored: bool = False) -> None:
+    """Refuse a condition that cannot be computed over these columns, or that is neither true nor false. ``stored``:
+    Spark computes nothing before."""
     for name, condition in (*plan.tested.items(), *plan.conditions.items()):
         said = plan.labels.get(name, name)
         _check_totals(name, condition, schema, said)
@@ -46,18 +47,20 @@ def check_conditions(plan: PatternPlan, schema: pa.Schema) -> None:
             kind = _type_of(condition, schema)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:  # LIKE 5; a constant beyond its type
             raise ConditionProblem(
-                name, f"the condition of {said} cannot be computed over these columns: {_in_words(error)}"
+                name, f"the condition of {said} cannot be computed over these columns: {_in_words(error, stored)}"
             ) from None
         if not pa.types.is_boolean(kind) and not pa.types.is_null(kind):
             raise ConditionProblem(name, f"the condition of {said} is {kind} and not true or false")
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: Exception, stored: bool) -> str:
     kinds = re.search(r"has no kernel matching input types \((.*)\)", str(error))
     if kinds is None:
         return str(error)
-    cast = "CAST(B.x AS …), LAST(CAST(A.x AS …)) or TIMESTAMP '2026-01-31 10:00:00' make another type"
-    return f"it asks for something that is not there for values of type {kinds[1]}; {cast}"
+    cure = "CAST(B.x AS …), LAST(CAST(A.x AS …)) or TIMESTAMP '2026-01-31 10:00:00' make another type"
+    if stored:
+        cure = "a column of another type is computed before: rows.withColumn(…)"
+    return f"it asks for something that is not there for values of type {kinds[1]}; {cure}"
 
 
 def _check_totals(name: str, condition: Expression, schema: pa.Schema, said: str) -> None:

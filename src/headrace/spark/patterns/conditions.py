@@ -316,7 +316,7 @@ _LESS_EQUAL = _compared(_arithmetic(pc.less_equal), lambda left, right: right)
 
 
 def _divide(left: Any, right: Any) -> Any:
-    """As in Spark, a quotient of integers is a double, and division by zero is null."""
+    """As in Spark, a quotient of integers is a double. Division by zero is null, where Spark fails with ANSI on."""
     left, right = _as_double(left), _as_double(right)
     return pc.if_else(pc.equal(right, 0.0), pa.scalar(None, pa.float64()), pc.divide(left, right))
 

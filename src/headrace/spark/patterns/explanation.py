@@ -111,7 +111,9 @@ def _one_pattern(wanted: object) -> Pattern | str:
     if isinstance(wanted, str) and wanted.lstrip().startswith("{"):
         return pattern_of(wanted)
     if not isinstance(wanted, Pattern | str):
-        raise UsageError(f"{type(wanted).__name__} is no pattern", "hr.pattern(…), or a text; of several, one at a time")
+        raise UsageError(
+            f"{type(wanted).__name__} is no pattern", "hr.pattern(…), or a text; of several, one at a time"
+        )
     return wanted
 
 

@@ -204,6 +204,9 @@ class Reader:
         if _deeper_than(parsed, DEPTH_MAX):
             raise self._too_deep(piece)
         self._refuse_groups(parsed, piece)
+        for each in parsed.find_all(exp.Identifier):
+            if not each.name.isascii():  # Spark takes such names in backticks alone
+                each.set("quoted", True)
         if isinstance(parsed, exp.Alias):
             self._fail(piece, f"{parsed.alias!r} was not expected here; expected an operator", parsed.args["alias"])
         return parsed
@@ -440,6 +443,8 @@ class Reader:
             if self.columns.computes(node):
                 problem += ". Of the current row alone, everything that Spark SQL has is possible"
                 problem += f", and of one row before: LAST({node.sql('spark')})" if self._of_one_row(node) else ""
+            else:
+                problem += ". Anything else is computed before, as a column of the rows: rows.withColumn(…)"
             self._fail(piece, problem, node)
         return Call(function, tuple(self._tree(each, name, piece) for each in arguments))
 

@@ -148,7 +148,7 @@ class Pattern:
         if self.parts[-1].group is not None:
             raise UsageError("a loop of groups has no until()", "give it to a loop of one part")
         if self.parts[-1].until is not None:
-            raise UsageError(f"{self.parts[-1].name} has an until() already", 'until("kind = \'stop\' OR amount > 10")')
+            raise UsageError(f"{self.parts[-1].name} has an until() already", "until(\"kind = 'stop' OR amount > 10\")")
         _check_condition("until", condition)
         return self._last(until=condition)
 
@@ -193,7 +193,10 @@ class Pattern:
         if isinstance(part, Pattern):
             part.check_group()
             if part.depth() >= DEPTH_MAX:
-                raise UsageError(f"groups stand inside each other {DEPTH_MAX} times at most", "parts that follow each other need none")
+                raise UsageError(
+                    f"groups stand inside each other {DEPTH_MAX} times at most",
+                    "parts that follow each other need none",
+                )
             return self._add(Part("group", group=part, contiguity=contiguity))
         return self._add(Part(_named(part), contiguity=contiguity))
 

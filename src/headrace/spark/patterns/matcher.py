@@ -482,5 +482,5 @@ class _Search:
         if most > self.matcher.runs_max:
             raise TooManyRuns(
                 f"a partition has {most} partial matches at once and partials_max is {self.matcher.runs_max}: make the "
-                f"pattern or WITHIN narrower, or raise partials_max"
+                f"pattern or WITHIN narrower, raise partials_max, or say with overflow= what is given up"
             )

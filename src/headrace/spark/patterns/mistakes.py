@@ -53,7 +53,7 @@ def pointing(rows: DataFrame, columns: Columns, written: Sequence[Written], vari
         raise (
             _not_boolean(rows, columns, written, error)
             or _unknown(rows, written, variables, error)
-            or UsageError(str(error).split("\n'", 1)[0].strip())  # without the plan
+            or UsageError(str(error).strip().split(";\n", 1)[0])  # without the plan
         ) from None
     finally:
         for logger, disabled in zip(loggers, before, strict=True):
@@ -99,6 +99,9 @@ def _unknown(
     elif condition.startswith("UNRESOLVED_ROUTINE"):
         name = said.get("routineName", "").replace("`", "")
         problem = f"there is no function {name}"
+    elif condition.startswith("MISSING_GROUP_BY"):
+        known = "COUNT, SUM, AVG, MIN, MAX and ARRAY_AGG"
+        return UsageError(f"a measure has an aggregate that is not known over matched rows; there are {known}")
     else:
         return None
     for each in written if name else ():

@@ -178,7 +178,7 @@ def _check(plan: PatternPlan, schema: pa.Schema, limits: Limits) -> None:
         asked, most = duration_of(plan.within_us), duration_of(limits.within_max_us)
         raise UsageError(f"the pattern spans {asked}, and at most {most} are allowed")
     _check_automaton(plan.automaton)
-    check_conditions(plan, schema)
+    check_conditions(plan, schema, stored=True)
 
 
 def _check_automaton(automaton: Automaton) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.errors import UsageError
+from headrace.spark.arguments import pointed_at
 
 __all__ = [
     "DEPTH_MAX",
@@ -34,7 +35,6 @@ __all__ = [
     "Sequence",
     "Variable",
     "parse_pattern",
-    "shown",
     "variables_of",
 ]
 
@@ -44,28 +44,16 @@ PERMUTE_MAX = 6
 """PERMUTE of n parts is n! sequences."""
 DEPTH_MAX = 50
 """Groups in groups. Reading one takes some calls."""
-LINE_MAX = 200
-"""Characters of a line that an error shows."""
 
 Contiguity = Literal["next", "followed", "any"]
 """How a row follows the one before it: at once, after rows that do not match, or after any rows."""
-
-
-def shown(text: str, at: int) -> str:
-    """The line of the text that a place is in, and a mark under the place; of a long line, what is around it."""
-    start = text.rfind("\n", 0, at) + 1
-    line = text[start:].split("\n", 1)[0]
-    place = at - start
-    cut = max(place - LINE_MAX // 2, 0) if len(line) > LINE_MAX else 0
-    before, after = "…" if cut else "", "…" if len(line) > cut + LINE_MAX else ""
-    return f"  {before}{line[cut : cut + LINE_MAX]}{after}\n  {' ' * (place - cut + len(before))}^"
 
 
 class PatternSyntaxError(UsageError):
     """A text that is no pattern, with the place where that shows."""
 
     def __init__(self, text: str, at: int, problem: str) -> None:
-        super().__init__(f"{problem}\n{shown(text, at)}")
+        super().__init__(f"{problem}\n{pointed_at(text, at)}")
         self.at = at
 
 

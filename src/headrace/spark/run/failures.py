@@ -36,6 +36,8 @@ QUERY_DETAILS = re.compile(r"\s*=== Streaming Query ===.*$", re.DOTALL)
 QUERY_PREFIX = re.compile(r"^Query \[id = [^\]]*\] terminated with exception: ")
 RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?:\s*SQLSTATE:|$)", re.DOTALL)
 """``raise_error`` in a query: our own guards, and those of users."""
+NAMED_TWICE = re.compile(r"^\[DUPLICATED_METRICS_NAME\].*?: state (.+?)\. The same name")
+"""Every operator that keeps state counts under its name."""
 OWN_MODULES = "headrace."
 FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python\d[.\d]*)[/\\]|\.zip[/\\]|^<")
@@ -70,6 +72,9 @@ def reason(error: BaseException) -> str:
     stated = RAISED.search(text)
     if stated:
         return _short(stated[1])
+    twice = NAMED_TWICE.search(text)
+    if twice:
+        return _short(f"two operators of the query have the name {twice[1]!r}; name= gives one of them another")
     line = SPARK_STATE.sub("", QUERY_DETAILS.sub("", text))
     line = SPARK_PREFIX.sub("", line)
     line = QUERY_PREFIX.sub("", line)

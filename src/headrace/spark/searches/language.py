@@ -50,6 +50,7 @@ AND = re.compile(r"AND(?=[\s(\"]|$)|&&")
 OR = re.compile(r"OR(?=[\s(\"]|$)|\|\|")
 NOT = re.compile(r"NOT(?=[\s(\"]|$)|[-!]")
 TO = re.compile(r"TO(?=\s)")
+JOINED = re.compile(r"(?:AND|OR|NOT)(?=[\s(\"]|$)")
 COMPARED = re.compile(r"(\w+)(<=|>=|<|>|=)(.*)", re.DOTALL)
 NEGATED = re.compile(r"!(?=\w)|-(?!inf)(?=[^\W\d])", re.IGNORECASE)
 """A number may be negative."""
@@ -172,6 +173,8 @@ class _Parser:
             return self.range(field)
         if self.sees(COMPARISON):
             return self.comparison(field)
+        if (joined := JOINED.match(self.text, self.at)) is not None:
+            self.fail(f"{joined[0]} stands before a field: {joined[0]} {name}:…; a backslash makes it a word")
         if re.compile(r"\*(?=[\s)]|$)").match(self.text, self.at):
             self.at += 1
             return _condition(field, "exists", start)
@@ -198,6 +201,8 @@ class _Parser:
         if found is None:
             self.fail('this " is not closed')
         self.at = found.end()
+        if field is None and self.text.startswith(":", self.at):
+            self.fail(r"a field stands without quotes, and a blank in its name after a backslash: net\ price:5", start)
         self.no_suffix()
         return _condition(field, "phrase", start, text=ESCAPED.sub(r"\1", found[1]))
 
@@ -224,6 +229,8 @@ class _Parser:
 
     def no_slip(self, field: _Named | None, raw: str, start: int) -> None:
         """What other languages write so would be words here, and match what nobody meant."""
+        if field is None and COMPARISON.fullmatch(raw) is not None:
+            self.fail("a comparison stands after a field and a colon: price:<900", start)
         if field is None and (slip := COMPARED.match(raw)) is not None:
             name, sign, value = slip.groups()
             what = "a value" if sign == "=" else "a comparison"

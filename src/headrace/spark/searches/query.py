@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headrace.errors import UsageError
+from headrace.spark.arguments import pointed_at
 
 __all__ = [
     "CLAUSES_MAX",
@@ -55,10 +56,7 @@ class SearchError(UsageError):
     def __init__(self, problem: str, place: Place, text: str | None = None) -> None:
         self.place = place
         if isinstance(place, int) and text is not None:
-            start = text.rfind("\n", 0, place) + 1
-            end = text.find("\n", place)
-            line = text[start : end if end >= 0 else len(text)]
-            super().__init__(f"{problem}\n  {line}\n  {' ' * (place - start)}^")
+            super().__init__(f"{problem}\n{pointed_at(text, place)}")
         else:
             super().__init__(f"at {place}: {problem}")
 

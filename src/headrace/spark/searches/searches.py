@@ -48,8 +48,8 @@ def match_searches(
     such, and those that have to be tested against every event: ``observedMetrics["state match_searches"]``.
     """
     without_weights(rows, MatchSearches.name)
-    both_alike(rows, searches, MatchSearches.name)
     row, keys, also = row_type(searches), key_names(searches), names_of(columns)
+    both_alike(rows, searches, MatchSearches.name)
     _check_columns(row, query, also)
     searched = _searched(rows, fields, names_of(exact), names_of(default))
     names = [prefix + each for each in (*keys, *also)]

@@ -240,6 +240,8 @@ def key_names(frame: DataFrame) -> list[str]:
 
 
 def _struct(frame: DataFrame, name: str) -> StructType:
+    if not isinstance(frame, DataFrame):
+        raise UsageError(f"{type(frame).__name__} is no DataFrame of changes", 'hr.changes(rows, key="id") makes one')
     if not set(CHANGE) <= set(frame.columns):
         raise UsageError(
             f"these are no changes: a change has the columns {', '.join(CHANGE)}, and here are "

@@ -95,7 +95,11 @@ def test_what_is_no_text_is_refused() -> None:
         (HEAD + "MEASURES SUM(amount) FILTER (WHERE amount > 1) AS x PATTERN (A)", "SUM", "there is no FILTER here"),
         (HEAD + "MEASURES SUM(amount) OVER () AS x PATTERN (A)", "SUM", "there is no OVER here"),
         (HEAD + "MEASURES A.* AS x PATTERN (A)", "*", "* is for COUNT(*)"),
-        (HEAD + "PATTERN (A B) DEFINE B AS B.select > A.amount", "", "a name that is a word of SQL stands in backticks"),
+        (
+            HEAD + "PATTERN (A B) DEFINE B AS B.select > A.amount",
+            "",
+            "a name that is a word of SQL stands in backticks",
+        ),
         (f"{HEAD} PATTERN ({'(' * 300}A{')' * 300})", "", "groups stand inside each other 50 times at most"),
         (f"{HEAD} PATTERN (A B) DEFINE B AS {'(' * 600}A.amount{')' * 600} > 1", "", "nested too deeply"),
         (f"{HEAD} PATTERN (A B) DEFINE B AS {' OR '.join(['A.amount > 1'] * 3000)}", "", "nested too deeply"),
@@ -214,6 +218,7 @@ def test_names_may_have_letters_of_any_language() -> None:
     assert clauses.partition == ("größe",)
     assert clauses.pattern == Variable("ÄRGER")
     assert [name for name, _ in clauses.measures] == ["höhe"]
+    assert Reader("größe > 1", {}, Columns()).split("Ä", Piece("größe > 1", 0)) == ("(`größe` > 1)", None)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +241,7 @@ def test_what_spark_computes_reaches_it_as_it_was_written(sql: str) -> None:
 
 def test_a_doubled_quote_in_a_text_is_one_quote() -> None:
     columns = Columns()
-    for text in ("name = 'O''Brien'", "name = \"O'Brien\"", "name = 'O\\'Brien'"):
+    for text in ("name = 'O''Brien'", 'name = "O\'Brien"', "name = 'O\\'Brien'"):
         assert Reader(text, {}, columns).split("A", Piece(text, 0)) == ("(name = 'O\\'Brien')", None)
 
 
@@ -261,3 +266,12 @@ def test_a_loop_in_a_picture_has_an_arrow_that_comes_back_from_another_place() -
 
 def middle_of(picture: str) -> int:
     return int(re.findall(r'<text x="\d+" y="(\d+)"', picture)[0])
+
+
+def test_what_a_stored_pattern_cannot_compute_is_computed_before_and_not_cast() -> None:
+    for condition in ("user > 5", "CAST(amount AS STRING) = '5'", "A.user > A.amount"):
+        with pytest.raises(PatternProblem, match=r"rows\.withColumn") as refused:
+            compile_stored(
+                "p", f"PATTERN (A) WITHIN '5 minutes' DEFINE A AS {condition}", ROWS, Limits(partials_max=10)
+            )
+        assert "LAST(CAST" not in str(refused.value)

@@ -92,6 +92,10 @@ def test_two_ways_to_write_the_same(one: str, other: str) -> None:
         ("price>=900", 5, "price:>=900"),
         ("title:-flat", 6, "a negation stands before the field: -title:flat"),
         ("title:!flat", 6, "-title:flat"),
+        ("title:NOT flat", 6, "NOT stands before a field: NOT title:…"),
+        ("title:OR", 6, "OR stands before a field"),
+        ("price < 900", 6, "a comparison stands after a field and a colon"),
+        ('"net price":5', 0, "a field stands without quotes"),
     ],
 )
 def test_an_error_points_at_the_character(search: str, at: int, problem: str) -> None:
@@ -199,3 +203,11 @@ def test_nothing_is_beyond_the_infinite(search: str, rows: list[int]) -> None:
 
 def test_upper_and_lower_case_of_a_sigma_at_the_end_of_a_word_are_one() -> None:
     assert found_in(pa.array(["ΟΔΟΣ", "οδος", "οδοσ"]), "value:Οδος") == [0, 1, 2]
+
+
+def test_of_a_long_search_what_is_around_the_mistake_is_shown() -> None:
+    with pytest.raises(SearchError) as caught:
+        compiled("(flat OR house) " * 200 + "price<5 " + "(flat OR house) " * 200)
+    assert len(str(caught.value)) < 600
+    _, line, mark = str(caught.value).split("\n")
+    assert line[mark.index("^") :].startswith("<5")
