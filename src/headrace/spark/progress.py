@@ -25,6 +25,11 @@ PIPE_INTERVAL_S = 10.0
 EPOCH = "1970-01-01T00:00:00.000Z"
 """What Spark reports for a watermark that has not been reached."""
 
+SET_ASIDE = ("bad_patterns", "refused_patterns", "bad_searches")
+"""What operators of ours count of what they were given and do not use: how many there are now."""
+GIVEN_UP = ("dropped_partials", "failed_patterns")
+"""What they gave up in a micro-batch."""
+
 Report = Mapping[str, Any]
 
 
@@ -59,6 +64,8 @@ class Tracker:
         self._watermark: datetime | None = None
         self._moved_s: float | None = None
         """When the watermark last moved."""
+        self._losses: dict[tuple[str, str], int] = {}
+        """What operators set aside or gave up, by operator and counter."""
 
     def take(self, reports: Sequence[Report], now_s: float) -> list[Report]:
         """The reports that are new; ``reports`` are in the order in which Spark made them."""
@@ -72,6 +79,7 @@ class Tracker:
             if self._began_s is None:
                 self._began_s = batch.began_s
             self.batches += 1
+            self._count_losses(report)
         if fresh:
             self._last, self._seen = fresh[-1], marks[-1]
             if watermark_of(self._last) != self._watermark:
@@ -101,8 +109,22 @@ class Tracker:
             watermark=watermark_of(self._last),
             batch_id=self._last.get("batchId"),
             batch_ms=_batch_ms(self._last),
-            note=note,
+            note="; ".join(each for each in (note, *self._lost()) if each),
         )
+
+    def _count_losses(self, report: Report) -> None:
+        for operator, metrics in (report.get("observedMetrics") or {}).items():
+            values = metrics.asDict() if hasattr(metrics, "asDict") else metrics
+            for name in (*SET_ASIDE, *GIVEN_UP):
+                if values.get(name) is not None:
+                    before = self._losses.get((operator, name), 0) if name in GIVEN_UP else 0
+                    self._losses[operator, name] = before + int(values[name])
+
+    def _lost(self) -> Iterator[str]:
+        for name in (*SET_ASIDE, *GIVEN_UP):
+            count = sum(found for (_, each), found in self._losses.items() if each == name)
+            if count:
+                yield f"{count:,} {name.replace('_', ' ')}"
 
     def _rate(self, now_s: float) -> float:
         if self._began_s is None or not self._recent:

@@ -178,3 +178,19 @@ def test_the_last_state_is_always_told_and_once() -> None:
     board.final([Snapshot(name="one", state="stopped")], 1.0)
     board.final([Snapshot(name="one", state="stopped")], 2.0)
     assert pipe.getvalue() == "one  running\none  stopped\n"
+
+
+def test_what_operators_set_aside_or_give_up_is_shown() -> None:
+    tracker = Tracker("alerts")
+    fraud, searches = "state fraud", "state match_searches"
+    tracker.take(
+        [
+            report(0, observedMetrics={fraud: {"dropped_partials": 2}, searches: {"bad_searches": 5}}),
+            report(1, observedMetrics={fraud: {"dropped_partials": 3}, searches: {"bad_searches": 1}}),
+            report(2, observedMetrics={fraud: {"dropped_partials": None}, "watermark a": {"newest": None}}),
+        ],
+        0.0,
+    )
+    assert tracker.snapshot(0.0, "running").note == "1 bad searches; 5 dropped partials"
+    assert tracker.snapshot(0.0, "failed", "no disk").note == "no disk; 1 bad searches; 5 dropped partials"
+    assert Tracker("quiet").snapshot(0.0, "running").note == ""
