@@ -340,9 +340,9 @@ def run(
         registry = Registry(client)
         is_new = url is not None and registry.find(name) is None
         options = _stored(registry, name, given) if url is None else _registered(registry, options_of(name, url, given))
-    publisher = StatePublisher(bootstrap, trouble=say)
-    capture = Capture(bootstrap, options, say=say, publisher=publisher)
     watch = BrokerWatch(bootstrap, ClientOptions(client_id="headrace-capture-watch"), say)
+    publisher = StatePublisher(bootstrap, trouble=lambda line: None if watch.is_away else say(line))
+    capture = Capture(bootstrap, options, say=say, publisher=publisher)
     try:
         with stopping_on_signals() as stop, publisher, watch, _Screen(capture, output):
             say(f"capturing {options.database.shown} into {options.topic_prefix}.*")

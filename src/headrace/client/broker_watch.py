@@ -50,7 +50,8 @@ class BrokerWatch:
         )
         self._say = say
         self._look = look
-        self._is_away = False
+        self.is_away = False
+        """Whether that was said."""
         self._heard_s = time.time()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-broker-watch", daemon=True)
@@ -90,16 +91,16 @@ class BrokerWatch:
         self._heard()
 
     def _missed(self, error: BrokerUnreachable | ConnectionLost | RequestTimedOut) -> None:
-        if self._is_away or self._stopped.is_set():
+        if self.is_away or self._stopped.is_set():
             return
-        self._is_away = True
+        self.is_away = True
         what = "does not answer" if isinstance(error, RequestTimedOut) else "is not reachable"
         since = datetime.fromtimestamp(self._heard_s)
         self._say(f"broker {error.address} {what} since {since:%H:%M:%S}; waiting")
 
     def _heard(self) -> None:
         now_s = time.time()
-        if self._is_away:
-            self._is_away = False
+        if self.is_away:
+            self.is_away = False
             self._say(f"broker {self._bootstrap} is back after {now_s - self._heard_s:.0f} s")
         self._heard_s = now_s
