@@ -35,6 +35,11 @@ function set(node, name, value) {
   else node.setAttribute(name, value === true ? "" : value);
 }
 
+/** A name that may be broken after its punctuation, where its column is narrow. */
+export function breakable(name) {
+  return String(name).split(/(?<=[._/-])/).flatMap((part, index) => (index ? [h("wbr"), part] : [part]));
+}
+
 export function append(node, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;

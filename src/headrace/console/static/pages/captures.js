@@ -1,6 +1,6 @@
 // Captures: how far their snapshots and positions are, how far behind, and what is wrong.
 
-import { fill, h } from "../lib/dom.js";
+import { breakable, fill, h } from "../lib/dom.js";
 import { chart, rangePicker } from "../lib/chart.js";
 import { bytes, count, duration, plural, short } from "../lib/format.js";
 import { empty, notice } from "../lib/dialog.js";
@@ -16,7 +16,7 @@ export const pages = [
 const seconds = (ms) => (ms === null || ms === undefined ? "–" : duration(ms / 1000));
 
 const COLUMNS = [
-  { name: "name", title: "Capture", class: "grow", cell: (row) => [h("a.strong", { href: link("captures", row.name) }, row.name), row.error ? h("div.muted.narrow-text", row.error) : null] },
+  { name: "name", title: "Capture", class: "grow", cell: (row) => [h("a.strong", { href: link("captures", row.name) }, breakable(row.name)), row.error ? h("div.muted.narrow-text", row.error) : null] },
   { name: "state", title: "State", cell: (row) => stateBadge(row.state) },
   { name: "database", title: "Database", class: "wide-only", cell: (row) => h("span.muted", row.database) },
   { name: "tables_done", title: "Snapshot", cell: (row) => (!row.tables ? h("span.muted", "not begun") : row.tables_done === row.tables ? "done" : `${row.tables_done} of ${row.tables} tables`) },

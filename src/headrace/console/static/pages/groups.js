@@ -1,6 +1,6 @@
 // Groups: how far behind they are, who reads what, and where they go on reading.
 
-import { fill, h, icon, renew } from "../lib/dom.js";
+import { breakable, fill, h, icon, renew } from "../lib/dom.js";
 import { get, post } from "../lib/api.js";
 import { chart, rangePicker } from "../lib/chart.js";
 import { command } from "../lib/command.js";
@@ -17,7 +17,7 @@ export const pages = [
 ];
 
 const COLUMNS = [
-  { name: "name", title: "Group", class: "grow", cell: (row) => h("a.strong.name", { href: link("groups", row.name), title: row.name }, row.name) },
+  { name: "name", title: "Group", class: "grow", cell: (row) => h("a.strong.name", { href: link("groups", row.name), title: row.name }, breakable(row.name)) },
   { name: "state", title: "State", cell: (row) => stateBadge(row.state) },
   { name: "lag", title: "Lag", number: true, cell: (row) => count(row.lag) },
   { name: "rate", title: "Read/s", number: true, cell: (row) => (row.rate ? short(row.rate) : h("span.muted", "0")) },

@@ -1,6 +1,6 @@
 // Pipelines: the graph with rows per second on its links, batches by phase, watermark, state, errors, results.
 
-import { fill, h } from "../lib/dom.js";
+import { breakable, fill, h } from "../lib/dom.js";
 import { get } from "../lib/api.js";
 import { chart, rangePicker } from "../lib/chart.js";
 import { ago, bytes, count, duration, short, time } from "../lib/format.js";
@@ -30,7 +30,7 @@ function behind(ms) {
 }
 
 const COLUMNS = [
-  { name: "name", title: "Pipeline", class: "grow", cell: (row) => [h("a.strong", { href: link("pipelines", row.name) }, row.name), row.error ? h("div.muted.narrow-text", row.error) : null] },
+  { name: "name", title: "Pipeline", class: "grow", cell: (row) => [h("a.strong", { href: link("pipelines", row.name) }, breakable(row.name)), row.error ? h("div.muted.narrow-text", row.error) : null] },
   { name: "state", title: "State", cell: (row) => h("span.row", stateBadge(row.state), row.restarts ? h("span.badge.warn.wide-only", `${count(row.restarts)} restarts`) : null) },
   { name: "rows_per_s", title: "Rows/s", number: true, cell: (row) => short(row.rows_per_s) },
   { name: "lag", title: "Lag", number: true, cell: (row) => count(row.lag) },

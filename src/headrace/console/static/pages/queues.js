@@ -1,6 +1,6 @@
 // Queues: what waits in them, how messages get there, and dead letters on their way back.
 
-import { fill, h, icon } from "../lib/dom.js";
+import { breakable, fill, h, icon } from "../lib/dom.js";
 import { get, post } from "../lib/api.js";
 import { chart, rangePicker } from "../lib/chart.js";
 import { ago, bytes, count, plural, short } from "../lib/format.js";
@@ -18,7 +18,7 @@ export const pages = [
 ];
 
 const COLUMNS = [
-  { name: "name", title: "Queue", class: "grow", cell: (row) => h("span.row", h("a.strong.name", { href: link("queues", row.name), title: row.name }, row.name), row.flags.map((flag) => h("span.badge", flag)), row.error ? h("span.badge.bad", { title: row.error }, "cannot be served") : null) },
+  { name: "name", title: "Queue", class: "grow", cell: (row) => h("span.row", h("a.strong.name", { href: link("queues", row.name), title: row.name }, breakable(row.name)), row.flags.map((flag) => h("span.badge", flag)), row.error ? h("span.badge.bad", { title: row.error }, "cannot be served") : null) },
   { name: "ready", title: "Ready", number: true, cell: (row) => count(row.ready) },
   { name: "unacknowledged", title: "Unacked", number: true, cell: (row) => count(row.unacknowledged) },
   { name: "consumers", title: "Consumers", number: true, class: "wide-only", cell: (row) => count(row.consumers) },

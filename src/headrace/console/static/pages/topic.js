@@ -1,6 +1,6 @@
 // One topic: its messages, partitions, settings, and what can be done to it.
 
-import { fill, h, icon, renew } from "../lib/dom.js";
+import { breakable, fill, h, icon, renew } from "../lib/dom.js";
 import { get, post } from "../lib/api.js";
 import { chart, rangePicker } from "../lib/chart.js";
 import { bytes, count, explained, plural, short } from "../lib/format.js";
@@ -97,7 +97,7 @@ function groups(view, name, content, figures) {
     view.live("topic", { name }, (data) => {
       showFigures(figures, data);
       renew(content, h("section.card.flush", small(data.groups, [
-        ["Group", (row) => h("a.strong.wrap-any", { href: `#/groups/${encodeURIComponent(row.name)}` }, row.name)],
+        ["Group", (row) => h("a.strong.wrap-any", { href: `#/groups/${encodeURIComponent(row.name)}` }, breakable(row.name))],
         ["State", (row) => row.state || "–", false, "wide-only"],
         ["Total lag", (row) => count(row.lag), true],
       ], () => empty("No group reads this topic", "A group is shown when it has committed an offset in this topic."), { clip: false })));

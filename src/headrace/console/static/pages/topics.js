@@ -1,6 +1,6 @@
 // All topics, and making one.
 
-import { h, icon } from "../lib/dom.js";
+import { breakable, h, icon } from "../lib/dom.js";
 import { post } from "../lib/api.js";
 import { bytes, count, plural, short } from "../lib/format.js";
 import { dialog, empty, field, toast } from "../lib/dialog.js";
@@ -52,7 +52,7 @@ function render(view, place) {
 }
 
 function nameCell(row) {
-  return h("span.row", h("a.strong.name", { href: `#/topics/${encodeURIComponent(row.name)}`, title: row.name }, row.name),
+  return h("span.row", h("a.strong.name", { href: `#/topics/${encodeURIComponent(row.name)}`, title: row.name }, breakable(row.name)),
     row.internal ? h("span.badge.wide-only", "internal") : null,
     row.leaderless ? h("span.badge.bad", `${plural(row.leaderless, "partition")} without a leader`) : null,
     row.behind && !row.leaderless ? h("span.badge.warn", "replicas behind") : null);
