@@ -332,17 +332,18 @@ def test_names_of_the_usual_length_are_whole_on_the_screen_of_a_phone(
 
 
 def test_names_and_errors_stay_in_their_column_on_the_screen_of_a_phone(
-    tab: Tab, console: RunningConsole, orders: str, publisher: StatePublisher
+    tab: Tab, console: RunningConsole, publisher: StatePublisher
 ) -> None:
     error = 'connection to server at "10.0.0.9", port 5432 failed: Connection refused'
     publisher.publish("capture", "shop_of_the_year[1]>'&", state="trying again", error=error, details={})
     with Client(console.bootstrap) as client:
-        Groups(client).commit("headrace-spark-best_sellers", {TopicPartition(orders, 0): 0})
+        Admin(client).create_topic("sold", partitions=1)
+        Groups(client).commit("headrace-spark-best_sellers", {TopicPartition("sold", 0): 0})
     tab.resize(390, 844)
     places = {
         "/captures": "shop_of_the_year",
         "/groups": "headrace-spark-best_sellers",
-        f"/topics/{orders}?tab=groups": "headrace-spark-best_sellers",
+        "/topics/sold?tab=groups": "headrace-spark-best_sellers",
     }
     for place, name in places.items():
         go(tab, console, place)
