@@ -97,7 +97,7 @@ class _Allowance:
     left_out: int = 0
     level: int = logging.INFO
     example: str = ""
-    """The text of a message that was left out, before its arguments are put in."""
+    """The last message that was left out."""
 
 
 class RateLimit(logging.Filter):
@@ -129,7 +129,7 @@ class RateLimit(logging.Filter):
             for (name, _), each in self._allowances.items():
                 if each.left_out and (at_end or now - each.since >= REFILL_S):
                     values = each.left_out, each.example
-                    found.append(logging.LogRecord(name, each.level, "", 0, "%d more were left out: %s", values, None))
+                    found.append(logging.LogRecord(name, each.level, "", 0, "%d more were left out, the last one: %s", values, None))
                     each.left_out = 0
             return found
 
@@ -142,7 +142,7 @@ class RateLimit(logging.Filter):
         if allowance.tokens < 1:
             allowance.left_out += 1
             allowance.level = record.levelno
-            allowance.example = str(record.msg)[:EXAMPLE_CHARACTERS_MAX]
+            allowance.example = record.getMessage()[:EXAMPLE_CHARACTERS_MAX]
             self.left_out += 1
             return False
         allowance.tokens -= 1

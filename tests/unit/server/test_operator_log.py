@@ -98,7 +98,7 @@ def test_what_was_left_out_is_reported_at_the_end(log: OperatorLog, terminal: io
     for number in range(BURST + 7):
         LOG.warning("flood %d", number)
     log.stop()
-    assert terminal.getvalue().rstrip("\n").endswith("test: 7 more were left out: flood %d")
+    assert terminal.getvalue().rstrip("\n").endswith(f"test: 7 more were left out, the last one: flood {BURST + 6}")
 
 
 def test_the_file_holds_what_the_terminal_shows(log: OperatorLog, terminal: io.StringIO, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_what_was_left_out_is_reported_after_a_while_when_no_more_comes() -> Non
         limit.filter(record("flood"))
     assert limit.take_left_out() == []
     now = REFILL_S
-    assert [each.getMessage() for each in limit.take_left_out()] == ["5 more were left out: flood"]
+    assert [each.getMessage() for each in limit.take_left_out()] == ["5 more were left out, the last one: flood"]
     now = 2 * REFILL_S
     assert limit.take_left_out() == []
 
