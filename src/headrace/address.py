@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from headrace.errors import UsageError
+from headrace.errors import BadArgument, UsageError
 
 __all__ = ["Address"]
 
@@ -41,6 +41,8 @@ class Address:
         scheme, who, where = _cut(self.text)
         if not scheme and "@" in where:  # no URL, but somebody may have meant one
             who, _, where = where.rpartition("@")
+        if who and ":" in who and scheme.removesuffix("://") not in WITH_PATHS:
+            where = where.rpartition("@")[2]  # what seems to be an option may be the rest of a password
         plain = where.partition("?")[0].partition("#")[0]
         return scheme + plain if who is None else f"{scheme}{who.partition(':')[0]}@{plain}"
 
@@ -57,7 +59,7 @@ class Address:
         if who is None:
             return self._filled(self.text)
         user, colon, password = who.partition(":")
-        return f"{scheme}{self._quoted(user)}{colon}{self._quoted(password)}@{self._filled(where)}"
+        return f"{scheme}{self._quoted(user)}{colon}{self._quoted(password)}@{self._filled(where).replace(' ', '%20')}"
 
     def must_be(self, schemes: Collection[str], what: str, example: str, *, needs_host: bool = False) -> None:
         """Refuse what cannot be the address of ``what``. What comes from the environment is not looked at."""
@@ -65,15 +67,15 @@ class Address:
             return
         scheme, _, where = _cut(self.text)
         if scheme.removesuffix("://") not in schemes or "://" not in scheme:
-            raise UsageError(f"{self.shown} is no {what}", example)
+            raise BadArgument(f"{self.shown} is no {what}", example)
         if "${" in where or "," in where:  # several hosts are for the client to read
             return
         try:
             host, _ = urlsplit(f"//{where}").hostname, urlsplit(f"//{where}").port
         except ValueError:
-            raise UsageError(f"{self.shown} has no port that is a number up to 65535", example) from None
+            raise BadArgument(f"{self.shown} has no port that is a number up to 65535", example) from None
         if needs_host and not host:
-            raise UsageError(f"{self.shown} names no host", example)
+            raise BadArgument(f"{self.shown} names no host", example)
 
     def _quoted(self, text: str) -> str:
         """Words of the URL are decoded first, values of the environment are not."""

@@ -129,7 +129,11 @@ class RateLimit(logging.Filter):
             for (name, _), each in self._allowances.items():
                 if each.left_out and (at_end or now - each.since >= REFILL_S):
                     values = each.left_out, each.example
-                    found.append(logging.LogRecord(name, each.level, "", 0, "%d more were left out, the last one: %s", values, None))
+                    found.append(
+                        logging.LogRecord(
+                            name, each.level, "", 0, "%d more were left out, the last one: %s", values, None
+                        )
+                    )
                     each.left_out = 0
             return found
 

@@ -10,8 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from headrace.capture import CaptureOptions
+from headrace.capture.postgres.setup import explained_error
+from headrace.errors import UsageError
 from tests.capture.conftest import Database
 from tests.capture.world import committed, events
 
@@ -132,8 +136,6 @@ def test_a_password_reaches_neither_the_log_nor_the_screen(
     ("arguments", "line"),
     [
         (["run", "nobody"], "there is no capture 'nobody'; there are: "),
-        (["add", "Bad Name", "postgresql://x/y"], "'Bad Name' is no name of a capture"),
-        (["add", "a", "oracle://x/y"], "oracle://x/y is no database that capture knows"),
         (["add", "a", "postgresql://nobody@127.0.0.1:1/x"], "postgresql://nobody@127.0.0.1:1/x: connection"),
         (
             ["add", "a", "postgresql://u:${HEADRACE_NOT_SET}@127.0.0.1:1/x"],
@@ -145,3 +147,54 @@ def test_a_mistake_is_told_in_one_line(arguments: list[str], line: str, shell: S
     failed = shell(*arguments, status=1)
     assert line in failed.stderr
     assert failed.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["add", "Bad Name", "postgresql://x/y"], "'Bad Name' is no name of a capture"),
+        (["add", "a", "oracle://x/y"], "oracle://x/y is no database that capture knows"),
+        (["add", "a", "mysql://u@h:23x6/y"], "mysql://u@h:23x6/y has no port that is a number"),
+        (["add", "a", "sqlite:///."], "give the file of a SQLite database"),
+        (["add", "a", "postgresql://x/y", "--tables", ""], "--tables is empty"),
+        (["run", "a", "postgresql://x/y", "--exclude-columns", ","], "--exclude-columns is empty"),
+    ],
+)
+def test_a_mistake_in_the_command_ends_with_2(arguments: list[str], line: str, shell: Shell) -> None:
+    failed = shell(*arguments, status=2)
+    assert line in failed.stderr
+    assert failed.stderr.count("\n") == 1
+
+
+def test_a_password_that_a_run_gives_for_a_known_capture_is_kept(
+    database: Database, shell: Shell, tmp_path: Path
+) -> None:
+    database.run("create table t (id int primary key)")
+    shell("run", database.name, database.url, "--available-now")
+    url = database.url.replace("postgres@", "postgres:later@")
+    assert "the password is kept in" in shell("run", database.name, url, "--available-now").stderr
+    (file,) = tmp_path.glob("headrace/*.json")
+    assert json.loads(file.read_text())[database.name] == "later"
+    assert "is kept" not in shell("run", database.name, url, "--available-now").stderr
+    shell("remove", "--yes", database.name)
+
+
+def test_an_outbox_without_its_columns_is_refused_when_it_is_added(database: Database, shell: Shell) -> None:
+    database.run("create table t (id int primary key, payload text)")
+    failed = shell("add", database.name, database.url, "--outbox", "t", status=1)
+    assert "the outbox public.t has no column aggregatetype, aggregateid" in failed.stderr
+
+
+def test_a_role_with_any_name_is_quoted_in_the_statement_that_helps(database: Database, shell: Shell) -> None:
+    database.run('drop role if exists "App User"', """create role "App User" login password 'x'""")
+    failed = shell("add", database.name, database.url.replace("postgres@", "App%20User:x@"), status=1)
+    assert 'ALTER ROLE "App User" REPLICATION' in failed.stderr
+    database.run('drop role "App User"')
+
+
+def test_a_missing_password_is_a_mistake_and_not_waited_for() -> None:
+    options = CaptureOptions(name="x", url="postgresql://app@127.0.0.1/shop")
+    error = psycopg.OperationalError("connection to server failed: fe_sendauth: no password supplied")
+    explained = explained_error(error, options)
+    assert isinstance(explained, UsageError)
+    assert "${NAME}" in str(explained)

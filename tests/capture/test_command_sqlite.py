@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,6 +18,9 @@ import pytest
 
 from headrace.capture import CaptureOptions
 from headrace.capture.passwords import forget_password, keep_password, with_password
+from headrace.capture.source import SourceStatus
+from headrace.cli.capture_status import lag_of
+from headrace.client import StateRecord
 from headrace.testing import broker as start_broker
 from tests.capture.test_command import COMMAND, Shell, shell  # noqa: F401 the fixture
 from tests.capture.world import committed, events
@@ -168,6 +172,9 @@ def test_a_capture_that_ended_with_an_error_is_shown_as_failed_with_its_reason(
     row = status(shell, "broken", 1)
     assert row["state"] == "failed"
     assert "its change table is gone" in row["error"]
+    Path(url.removeprefix("sqlite:///")).write_text("this is no database")
+    shell("run", "broken", "--available-now", status=1)
+    assert "give the file of a SQLite database" in status(shell, "broken", 1)["error"], "with what to do about it"
 
 
 @pytest.mark.parametrize("password", ["p@ss", "p/ss", "a:b", "100%", "p?s#s", "${", "ü"])
@@ -207,14 +214,14 @@ def test_a_password_by_reference_stays_in_the_address_and_may_have_any_character
     ],
 )
 def test_no_part_of_a_password_is_in_an_error(url: str, shell: Shell) -> None:  # noqa: F811 the fixture
-    failed = shell("add", "wrong", url, status=1)
+    failed = shell("add", "wrong", url, status=1 if "://" in url else 2)
     assert "se@" not in failed.stderr
     assert "cret" not in failed.stderr
     assert failed.stderr.count("\n") == 1
 
 
 def test_a_password_among_the_options_of_an_address_is_refused(shell: Shell) -> None:  # noqa: F811 the fixture
-    failed = shell("add", "wrong", "postgresql://app@127.0.0.1:1/shop?password=secret", status=1)
+    failed = shell("add", "wrong", "postgresql://app@127.0.0.1:1/shop?password=secret", status=2)
     assert "write it before the @" in failed.stderr
     assert "secret" not in failed.stderr
 
@@ -301,3 +308,48 @@ def test_a_broker_that_takes_connections_and_does_not_answer_is_named_at_the_sta
     with socket.create_server(("127.0.0.1", 0)) as silent:
         failed = Shell(f"127.0.0.1:{silent.getsockname()[1]}", tmp_path)("run", "never", url, status=1)
     assert "did not answer ApiVersionsRequest within 5 s" in failed.stderr
+
+
+def test_a_run_that_fails_before_its_first_event_does_not_add_its_name(shell: Shell, url: str) -> None:  # noqa: F811
+    failed = shell("run", "config", url, "--topic-config", "retention=5", "--available-now", status=1)
+    assert "Unknown topic config name" in failed.stderr
+    assert "config was not added" in failed.stderr
+    assert not [each for each in json.loads(shell("list", "--output", "json").stdout) if each["name"] == "config"]
+
+
+def test_new_options_of_a_capture_are_told_with_what_they_do_not_change(
+    shell: Shell,  # noqa: F811 the fixture
+    url: str,
+) -> None:
+    shell("run", "changed", url, "--tables", "t", "--available-now")
+    assert "old" not in shell("add", "changed", url, "--tables", "t").stderr
+    refused = shell("add", "changed", url, "--tables", "t", "--prefix", "elsewhere", status=1)
+    assert "has written topics changed.*" in refused.stderr
+    with running(shell, "changed"):
+        eventually(lambda: status(shell, "changed", None)["state"] == "running")
+        said = shell("add", "changed", url, "--tables", "t", "--decimals", "double").stderr
+    assert "its topics keep records with the old --decimals" in said
+    assert "runs it with the old options until it is started again" in said
+
+
+def test_a_capture_whose_database_cannot_be_reached_is_not_removed_by_halves(
+    shell: Shell,  # noqa: F811 the fixture
+    url: str,
+) -> None:
+    file = Path(url.removeprefix("sqlite:///"))
+    shell("add", "away", url)
+    with running(shell, "away") as child:
+        eventually(lambda: status(shell, "away", None)["state"] == "running")
+        file.rename(file.with_suffix(".away"))
+        refused = shell("remove", "away", "--yes", status=1)
+        assert "headrace capture remove away --keep-database" in refused.stderr
+        file.with_suffix(".away").rename(file)
+        eventually(lambda: status(shell, "away", None)["state"] == "running")
+        assert child.poll() is None, "it was not removed, so it goes on"
+    assert "table _headrace_away" in shell("remove", "away", "--yes").stderr
+
+
+def test_a_capture_that_cannot_work_at_the_moment_shows_no_lag_and_no_rate() -> None:
+    record = StateRecord(kind="capture", name="x", state="trying again", at_ms=1_000, details={"lag_ms": 0})
+    assert lag_of(SourceStatus(), record, 1_001) is None
+    assert lag_of(SourceStatus(), replace(record, state="running"), 1_001) == 0

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from headrace.capture import CaptureOptions
-from headrace.errors import UsageError
+from headrace.capture.columns import Mask
+from headrace.capture.hidden import check_columns
+from headrace.errors import BadArgument, UsageError
 
 
 def options(**given: Any) -> CaptureOptions:
@@ -83,8 +85,33 @@ def test_options_come_back_from_the_log_as_they_were_given() -> None:
         ({"key_columns": {"orders": ()}}, "key of orders"),
         ({"key_columns": {"orders": ("a", "a")}}, "key of orders"),
         ({"on_replaced": "shrug"}, "resnapshot or stop"),
+        ({"name": "Shop"}, "a-z"),
+        ({"prefix": "a b"}, "letters"),
+        ({"url": "oracle://x/y"}, "no database that capture knows"),
+        ({"url": "mysql://app@db:23x6/shop"}, "no port that is a number"),
+        ({"url": "postgresql://app@db:99999/shop"}, "no port that is a number"),
+        ({"url": "postgresql://app:p@ss?x=y@db/shop"}, "where the password ends.*%3F"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_can(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_what_cannot_be_is_a_mistake_in_the_command_and_refused_with_what_can(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadArgument, match=message):
         options(**given)
+
+
+def test_the_salt_of_a_mask_is_read_from_the_environment_wherever_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SALT", "s3")
+    assert Mask("hash:x${SALT}y").apply(b'"v"') == Mask("hash:xs3y").apply(b'"v"')
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_mask_whose_salt_is_missing_or_empty_is_refused_before_any_row(
+    value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SALT", raising=False)
+    if value is not None:
+        monkeypatch.setenv("SALT", value)
+    given = options(masks={"public.t.email": "hash:${SALT}"})
+    with pytest.raises(UsageError, match="needs the environment variable SALT"):
+        check_columns(given, {"public.t": ["id", "email"]})

@@ -111,3 +111,13 @@ def test_what_is_no_address_is_refused_before_anything_is_connected_to(text: str
 )
 def test_what_may_be_an_address_is_taken(text: str) -> None:
     Address(text).must_be(("redis", "rediss"), "address of Redis", "redis://HOST:PORT", needs_host=True)
+
+
+@pytest.mark.parametrize("password", ["p@ss/w?x=y", "p?x=y@z", "se@cret?a=b&c=d"])
+def test_nothing_of_a_password_is_shown_that_looks_like_options(password: str) -> None:
+    assert Address(f"postgresql://app:{password}@db:5432/shop").shown == "postgresql://app@db:5432/shop"
+
+
+def test_a_space_in_a_name_is_encoded_for_clients() -> None:
+    address = Address("postgresql://my app:x@db/my shop")
+    assert address.resolved() == "postgresql://my%20app:x@db/my%20shop"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.capture.patterns import matches
-from headrace.errors import UsageError
+from headrace.errors import BadArgument, UsageError
 
 __all__ = ["Mask", "Render", "is_shown", "mask_of", "masked"]
 
@@ -42,7 +42,7 @@ class Mask:
     def __init__(self, how: str) -> None:
         found = _FORMS.fullmatch(how)
         if found is None:
-            raise UsageError(f"{how!r} is no mask", "use hash, hash:SALT, null, truncate:N or ****")
+            raise BadArgument(f"{how!r} is no mask", "use hash, hash:SALT, null, truncate:N or ****")
         self._salt = found["salt"] or ""
         self.keeps_distinct = found["hash"] is not None
         """Whether different values stay different."""
@@ -57,6 +57,10 @@ class Mask:
             constant = b'"%b"' % how.encode() if found["stars"] else b"null"
             self.apply = lambda rendered: constant
 
+    def check(self) -> None:
+        """Refuse a salt that the environment does not have."""
+        self._key()
+
     def _hash(self, rendered: bytes) -> bytes:
         text = json.loads(rendered).encode(errors="surrogatepass") if rendered[:1] == b'"' else rendered
         if not self._salt:
@@ -64,17 +68,19 @@ class Mask:
         return b'"%b"' % hmac.new(self._key(), text, hashlib.sha256).hexdigest().encode()
 
     def _key(self) -> bytes:
-        name = _REFERENCE.fullmatch(self._salt)
-        if name is None:
-            return self._salt.encode()
-        if name[1] not in os.environ:
-            raise UsageError(f"a mask needs the environment variable {name[1]}", f"export {name[1]}=…")
-        return os.environ[name[1]].encode()
+        return _REFERENCE.sub(lambda found: _from_environment(found[1]), self._salt).encode()
 
     def _truncate(self, rendered: bytes) -> bytes:
         if rendered[:1] != b'"':
             return b"null"
         return json.dumps(json.loads(rendered)[: self._length]).encode()
+
+
+def _from_environment(name: str) -> str:
+    """An empty salt would be no salt."""
+    if not (value := os.environ.get(name)):
+        raise UsageError(f"a mask needs the environment variable {name}", f"export {name}=…")
+    return value
 
 
 def mask_of(masks: Mapping[str, str], column: str) -> Mask | None:

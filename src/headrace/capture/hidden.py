@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
-from headrace.capture.columns import is_shown
+from headrace.capture.columns import Mask, is_shown
 from headrace.capture.envelope import Table
 from headrace.capture.options import CaptureOptions
 from headrace.capture.patterns import is_pattern, matches
@@ -36,6 +36,8 @@ Rule = list[str]
 
 def check_columns(options: CaptureOptions, columns: Columns) -> list[str]:
     """Refuse names of columns that are not there; notes for the user come back. The options must be ``qualified``."""
+    for how in options.masks.values():
+        Mask(how).check()
     names = [f"{table}.{name}" for table, found in columns.items() if table != options.outbox for name in found]
     for option, patterns in (
         ("--mask", options.masks),

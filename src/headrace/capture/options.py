@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 from headrace.address import ENVIRONMENT, Address
 from headrace.capture.columns import Mask
 from headrace.capture.patterns import is_pattern, matches
-from headrace.errors import UsageError
+from headrace.errors import BadArgument, UsageError
 
 __all__ = ["CaptureOptions", "DatabaseUrl", "counted"]
 
@@ -29,6 +29,8 @@ KINDS = {
     "sqlite": "sqlite",
 }
 
+ADDRESSES = "use postgresql://USER@HOST:PORT/DATABASE, mysql://…, sqlite:///FILE"
+
 
 def counted(number: int, noun: str) -> str:
     """``1 table``, ``2 tables``."""
@@ -42,13 +44,17 @@ class DatabaseUrl(Address):
 
     def check(self) -> None:
         if self.text.partition("://")[0] not in KINDS:
-            raise UsageError(
-                f"{self.shown} is no database that capture knows",
-                "use postgresql://USER@HOST:PORT/DATABASE, mysql://…, sqlite:///FILE",
+            raise BadArgument(f"{self.shown} is no database that capture knows", ADDRESSES)
+        if self.kind != "sqlite":
+            self.must_be(KINDS, "address of a database", ADDRESSES)
+        if self.has_password and "@" in self.options:
+            raise BadArgument(
+                f"the address of {self.shown} has an @ after a ?, so it is not clear where the password ends",
+                "in a password write ? as %3F, in an option @ as %40; or use ${NAME} of an environment variable",
             )
         for name, value in parse_qsl(self.options):
             if name.lower() in SECRET_OPTIONS and not ENVIRONMENT.fullmatch(value):
-                raise UsageError(
+                raise BadArgument(
                     f"{self.shown} has a {name} among its options, where it would be kept in the log",
                     "write it before the @, or as ${NAME} of an environment variable",
                 )
@@ -96,24 +102,24 @@ class CaptureOptions:
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
-            raise UsageError(f"{self.name!r} is no name of a capture", "use up to 40 of a-z, 0-9 and _")
+            raise BadArgument(f"{self.name!r} is no name of a capture", "use up to 40 of a-z, 0-9 and _")
         if self.prefix and not PREFIX.fullmatch(self.prefix):
-            raise UsageError(f"{self.prefix!r} is no prefix of topics", "use letters, digits, '.', '_' and '-'")
+            raise BadArgument(f"{self.prefix!r} is no prefix of topics", "use letters, digits, '.', '_' and '-'")
         for name, low in (("partitions", 1), ("chunk_rows", 1), ("heartbeat_ms", 100)):
             if getattr(self, name) < low:
-                raise UsageError(f"{name} is {getattr(self, name)}", f"it must be at least {low}")
+                raise BadArgument(f"{name} is {getattr(self, name)}", f"it must be at least {low}")
         if self.on_replaced not in ("resnapshot", "stop"):
-            raise UsageError(f"on_replaced is {self.on_replaced!r}", "it is resnapshot or stop")
+            raise BadArgument(f"on_replaced is {self.on_replaced!r}", "it is resnapshot or stop")
         for how in self.masks.values():
             Mask(how)
         for table, columns in self.key_columns.items():
             if not columns or len(set(columns)) < len(columns):
-                raise UsageError(f"the key of {table} has no column, or one twice", "give TABLE:COLUMN,COLUMN")
+                raise BadArgument(f"the key of {table} has no column, or one twice", "give TABLE:COLUMN,COLUMN")
         self.database.check()
         if self.schemas and self.database.kind == "sqlite":
-            raise UsageError("columns of SQLite have no types that a schema could name", "leave --schemas out")
+            raise BadArgument("columns of SQLite have no types that a schema could name", "leave --schemas out")
         if self.triggers and self.database.kind != "postgresql":
-            raise UsageError("triggers are a choice for PostgreSQL", "SQLite has no other way, MariaDB has its binlog")
+            raise BadArgument("triggers are a choice for PostgreSQL", "SQLite has no other way, MariaDB has its binlog")
 
     @property
     def topic_prefix(self) -> str:

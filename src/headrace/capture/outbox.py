@@ -16,14 +16,14 @@ A row that has no text where one is needed, or whose event its topic does not ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from headrace.capture.envelope import CannotEncode, Out, Table, Transaction, json_text
 from headrace.capture.shapes import topic_name
 from headrace.errors import UsageError
 
-__all__ = ["OutboxRouter"]
+__all__ = ["OutboxRouter", "check_outbox"]
 
 NEEDED = ("id", "aggregatetype", "aggregateid", "payload")
 TOPIC = "outbox.event."
@@ -31,17 +31,21 @@ TRACE = ("traceparent", "tracestate")
 """Columns whose values become headers."""
 
 
+def check_outbox(name: str, columns: Collection[str]) -> None:
+    """Refuse a table that has not all of the columns."""
+    if missing := [each for each in NEEDED if each not in columns]:
+        raise UsageError(
+            f"the outbox {name} has no column {', '.join(missing)}",
+            "its columns are id, aggregatetype, aggregateid, type and payload",
+        )
+
+
 class OutboxRouter:
     """Finds the columns once and routes rows by them."""
 
     def __init__(self, table: Table) -> None:
         places = {column.name: index for index, column in enumerate(table.columns)}
-        missing = [name for name in NEEDED if name not in places]
-        if missing:
-            raise UsageError(
-                f"the outbox {table.full_name} has no column {', '.join(missing)}",
-                "its columns are id, aggregatetype, aggregateid, type and payload",
-            )
+        check_outbox(table.full_name, places)
         self._name = table.full_name
         self._id, self._kind, self._key, self._payload = (places[name] for name in NEEDED)
         self._event_type = places.get("type")

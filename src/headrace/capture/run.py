@@ -94,6 +94,7 @@ class Capture:
         self._heartbeat_s = 0.0
         self._signals: Signals
         self._health = "ok"
+        self._met_older_rows = False
         self._report = CaptureReport(options, publisher)
 
     def run(self, stop: threading.Event, *, until_current: bool = False, resnapshot: bool = False) -> None:
@@ -136,7 +137,7 @@ class Capture:
         return isinstance(error, DatabaseGone | TransactionLost) or (isinstance(error, KafkaError) and error.retriable)
 
     def _reason(self, error: BaseException) -> str:
-        text = error.message if isinstance(error, HeadraceError) else repr(error)
+        text = str(error) if isinstance(error, HeadraceError) else repr(error)
         return self.options.database.hidden_in(text)
 
     # ---- a session --------------------------------------------------------------------------------------------------
@@ -214,7 +215,9 @@ class Capture:
         ]
         if not any(end_offsets(client, places).values()):
             return False
-        self._say(f"topics {prefix}* have records already: every table begins with a truncation")
+        if not self._met_older_rows:
+            self._say(f"topics {prefix}* have records already: every table begins with a truncation")
+        self._met_older_rows = True
         return True
 
     def _follow(

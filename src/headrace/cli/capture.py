@@ -23,13 +23,14 @@ from headrace.cli.shared import (
     stopping_on_signals,
     timeout_option,
 )
-from headrace.errors import BadArgument, UsageError
+from headrace.errors import BadArgument, HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.capture.options import CaptureOptions
     from headrace.capture.run import Capture
     from headrace.capture.source import Progress
     from headrace.capture.state import Registry
+    from headrace.client import Client
 
 __all__ = ["command"]
 
@@ -37,6 +38,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 SHOWN_EVERY_S = 1.0
 START_S = 5.0
 """How long the broker may take for its first answer; later it is waited for."""
+FORM = (
+    *("unwrap", "decimals", "times", "schemas", "masks"),
+    *("include_columns", "exclude_columns", "key_columns"),
+)
+"""Options that decide what a record looks like."""
 
 
 @click.group("capture")
@@ -121,6 +127,8 @@ def options_of(name: str, url: str, given: dict[str, Any]) -> CaptureOptions:
             values[each] = given[each]
     for each in ("tables", "exclude_tables", "include_columns", "exclude_columns"):
         values[each] = _listed(given[each] or "")
+        if given[each] is not None and not values[each]:
+            raise BadArgument(f"--{each.replace('_', '-')} is empty", "name something, or leave the option out")
     if given["heartbeat"] is not None:
         values["heartbeat_ms"] = int(given["heartbeat"] * 1000)
     values["masks"] = settings_of(given["masks"], "--mask")
@@ -157,19 +165,55 @@ def add(name: str, url: str, bootstrap: str, timeout: float, **given: Any) -> No
     options = options_of(name, url, given)
     notes = _checked(options)
     with connect(bootstrap, timeout) as client:
-        Registry(client).put(options)
+        registry = Registry(client)
+        notes += _changes(client, registry.find(name), options)
+        registry.put(options)
     _keep_password(options)
     say(f"added {name}: {'; '.join(notes)} (start it: headrace capture run {name})")
+
+
+def _changes(client: Client, before: CaptureOptions | None, now: CaptureOptions) -> list[str]:
+    """What new options of a known capture mean for its process and its topics; notes for the user."""
+    from headrace.capture.report import KIND
+    from headrace.capture.state import read_state
+    from headrace.client import read_state_records
+
+    if before is None or before.stored() == now.stored():
+        return []
+    changed = [_option(each) for each in FORM if getattr(before, each) != getattr(now, each)]
+    has_run = "position" in read_state(client, now.name)
+    if has_run and before.topic_prefix != now.topic_prefix:
+        raise UsageError(
+            f"{now.name} has written topics {before.topic_prefix}.*; with another --prefix the rows so far would be "
+            "missing in the new ones",
+            f"add it under another name; or first: headrace capture remove {now.name}",
+        )
+    notes = []
+    if has_run and changed:
+        notes.append(
+            f"its topics keep records with the old {', '.join(changed)} (to replace them, run it once with "
+            "--resnapshot)"
+        )
+    report = read_state_records(client, KIND).get(now.name)
+    if report is not None and report.is_alive():
+        notes.append(f"process {report.pid} on {report.host} runs it with the old options until it is started again")
+    return notes
 
 
 def _checked(options: CaptureOptions) -> list[str]:
     """Ask the database for everything that capture needs; notes for the user come back."""
     from headrace.capture.hidden import check_columns
+    from headrace.capture.outbox import check_outbox
     from headrace.capture.source import hiding_passwords, open_source
 
     with hiding_passwords(options), contextlib.closing(open_source(options, None)) as source:
         notes = source.check()
-        return notes + check_columns(source.options, source.columns()) if options.chooses_columns else notes
+        if not options.chooses_columns and not options.outbox:
+            return notes
+        columns = source.columns()
+        if options.outbox:
+            check_outbox(source.options.outbox, columns.get(source.options.outbox, ()))
+        return notes + check_columns(source.options, columns)
 
 
 def _keep_password(options: CaptureOptions) -> None:
@@ -221,10 +265,27 @@ def remove(name: str, keep_database: bool, yes: bool, bootstrap: str, timeout: f
         registry = Registry(client)
         options = registry.get(name)
         confirm(f"Remove capture {name} of {options.database.shown}?", yes)
+        if not keep_database:
+            _reached(with_password(options))
         if end_running(client, options) and not keep_database:
             time.sleep(2 * REFRESH_S)  # a process that still runs it notices that within one look at its tables
         removed = _forgotten(registry, with_password(options), keep_database=keep_database)
     say(f"removed {name}" + (f" with {', '.join(removed)}" if removed else "") + "; its topics are still there")
+
+
+def _reached(options: CaptureOptions) -> None:
+    """What capture has left in a database that cannot be reached would stay there, so nothing is removed at all."""
+    from headrace.capture.source import hiding_passwords, open_source
+
+    try:
+        with hiding_passwords(options):
+            open_source(options, None).close()
+    except HeadraceError as error:
+        raise UsageError(
+            error.message,
+            f"correct its address with 'headrace capture add {options.name} URL …'; or leave the database as it is: "
+            f"headrace capture remove {options.name} --keep-database",
+        ) from error
 
 
 def _forgotten(registry: Registry, options: CaptureOptions, *, keep_database: bool = False) -> list[str]:
@@ -329,7 +390,7 @@ def run(
     NAME is one that was added; with a URL, a new NAME is added first.
     """
     from headrace.capture.options import counted
-    from headrace.capture.run import Capture
+    from headrace.capture.run import Capture, Taken
     from headrace.capture.state import Registry
     from headrace.client import ClientOptions, StatePublisher
     from headrace.client.broker_watch import BrokerWatch
@@ -347,17 +408,16 @@ def run(
         with stopping_on_signals() as stop, publisher, watch, _Screen(capture, output):
             say(f"capturing {options.database.shown} into {options.topic_prefix}.*")
             capture.run(stop, until_current=available_now, resnapshot=resnapshot)
-    except UsageError:
-        if is_new and not capture.figures.events:
+    except HeadraceError as error:
+        if is_new and not capture.figures.events and not isinstance(error, Taken):
             _withdraw(bootstrap, options)
         raise
     say(f"stopped; {counted(capture.figures.events, 'event')} in {counted(capture.figures.commits, 'commit')}")
 
 
 def _withdraw(bootstrap: str, options: CaptureOptions) -> None:
-    """A new capture ends by a user's mistake before its first event: remove it, so that it can be added again."""
+    """A new capture fails before its first event: it is not added, so it can be corrected."""
     from headrace.capture.state import Registry
-    from headrace.errors import HeadraceError
 
     try:
         with connect(bootstrap) as client:
@@ -404,6 +464,10 @@ def _registered(registry: Registry, options: CaptureOptions) -> CaptureOptions:
             f"run what was added: headrace capture run {options.name}; or change it: "
             f"headrace capture add {options.name} URL …, with all options that it is to have",
         )
+    if with_password(known).url != options.url and options.database.written_password is not None:
+        with contextlib.suppress(DatabaseGone):
+            _checked(options)  # a wrong password is not kept
+            _keep_password(options)
     return with_password(options)
 
 

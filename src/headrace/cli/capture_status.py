@@ -62,10 +62,10 @@ def _row(client: Client, options: CaptureOptions, report: StateRecord | None) ->
     if not state.get("position") and found.health in ("no slot", "no change table"):
         found = SourceStatus()  # it has never run, and makes them when it does
     progress = {table: Progress.from_json(each) for table, each in state.get("snapshots", {}).items()}
-    rates = _rates(report)
     now_ms = time.time_ns() // 1_000_000
     lag_ms = lag_of(found, report, now_ms)
     life = _life(report, now_ms)
+    rates = _rates(report) if life["state"] == "running" else {}
     is_away = life["state"] not in RUNNING
     return {
         "name": options.name,
@@ -109,7 +109,7 @@ def lag_of(found: SourceStatus, report: StateRecord | None, now_ms: int) -> int 
 
     All that a capture said before it was killed was right at that time.
     """
-    if found.lag_ms is not None or report is None or not report.is_alive(now_ms):
+    if found.lag_ms is not None or report is None or not report.is_alive(now_ms) or report.state != "running":
         return found.lag_ms
     return report.details.get("lag_ms")
 

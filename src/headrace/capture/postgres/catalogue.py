@@ -321,7 +321,7 @@ class Catalogue:
 
     def check_tables(self, found: Mapping[str, TableInfo]) -> list[str]:
         """Tables that were asked for must be there; notes for the user come back."""
-        user = self.connection.info.user
+        user = self.one("select quote_ident(current_user)")
         return self._options.check_tables(found, f"GRANT SELECT ON {{table}} TO {user}; or choose others with --tables")
 
     def selected(self, found: Mapping[str, TableInfo]) -> dict[str, TableInfo]:

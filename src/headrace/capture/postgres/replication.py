@@ -118,7 +118,7 @@ class ReplicationStream:
 
     def _ended(self) -> Exception:
         result = self._connection.pgconn.get_result()
-        why = "it gave no reason" if result is None else result.error_message.decode(errors="replace").strip()
+        why = "" if result is None else result.error_message.decode(errors="replace").strip()
         if "publication" in why and "does not exist" in why:
             return PositionLost(
                 f"the server's log passes a time without capture's publication, which somebody has dropped ({why}): "
@@ -126,7 +126,7 @@ class ReplicationStream:
             )
         if result is not None and result.error_field(DiagnosticField.SQLSTATE) == UNTRANSLATABLE:
             return untranslatable(why, self._name)
-        return DatabaseGone(f"the server ended the stream: {why}")
+        return DatabaseGone(f"the server ended the stream: {why or 'it gave no reason'}")
 
     def in_touch(self, items: Iterator[T]) -> Iterator[T]:
         """The items, however long they take: a server that hears nothing from us meanwhile ends the stream."""

@@ -15,7 +15,16 @@ from headrace.capture.postgres.values import SESSION_OPTIONS
 from headrace.capture.source import DatabaseGone, PositionLost
 from headrace.errors import UsageError
 
-__all__ = ["Connection", "PostgresSetup", "TableInfo", "connect", "lsn_number", "lsn_text", "untranslatable"]
+__all__ = [
+    "Connection",
+    "PostgresSetup",
+    "TableInfo",
+    "connect",
+    "explained_error",
+    "lsn_number",
+    "lsn_text",
+    "untranslatable",
+]
 
 VERSION_MIN = 140_000
 TRANSACTION_TIMEOUT_FROM = 170_000
@@ -49,7 +58,7 @@ def connect(options: CaptureOptions, *, replication: bool = False) -> Connection
             connection.pgconn.exec_(b"SET transaction_timeout = 0")
         return connection
     except psycopg.OperationalError as error:
-        raise _explained(error, options) from error
+        raise explained_error(error, options) from error
     except psycopg.ProgrammingError as error:
         raise UsageError(
             f"{options.database.shown} is no address of a PostgreSQL server",
@@ -57,11 +66,13 @@ def connect(options: CaptureOptions, *, replication: bool = False) -> Connection
         ) from error
 
 
-def _explained(error: psycopg.OperationalError, options: CaptureOptions) -> Exception:
+def explained_error(error: psycopg.OperationalError, options: CaptureOptions) -> Exception:
     text = " ".join(str(error).split())
     user = psycopg.conninfo.conninfo_to_dict(options.database.resolved()).get("user", "USER")
     if "permission denied to start WAL sender" in text or "must be superuser or replication role" in text:
-        return _no_right(str(user))
+        return _no_right('"{}"'.format(str(user).replace('"', '""')))
+    if "no password supplied" in text:
+        return UsageError(f"{options.database.shown}: {text}", "write USER:PASSWORD@ or USER:${NAME}@ in the address")
     if "password authentication failed" in text or "does not exist" in text or "pg_hba.conf" in text:
         return UsageError(f"{options.database.shown}: {text}", "check user, password, database and pg_hba.conf")
     return DatabaseGone(f"{options.database.shown}: {text}")
@@ -69,7 +80,8 @@ def _explained(error: psycopg.OperationalError, options: CaptureOptions) -> Exce
 
 def _no_right(user: str) -> UsageError:
     return UsageError(
-        f"{user} has no right to replicate", f"ALTER ROLE {user} REPLICATION; or capture without it, with --triggers"
+        f"{user} has no right to replicate",
+        f"ALTER ROLE {user} REPLICATION; or capture without it, with --triggers",
     )
 
 
@@ -102,8 +114,7 @@ class PostgresSetup(Catalogue):
             )
         may = self.one("select rolsuper or rolreplication from pg_roles where rolname = current_user")
         if not may and not self._is_replication_member():
-            user = self.one("select current_user")
-            raise _no_right(user)
+            raise _no_right(self.one("select quote_ident(current_user)"))
 
     def check_readable(self, tables: Iterable[TableInfo]) -> None:
         """Row-level security would hide rows from the snapshot that the server's log shows."""
@@ -166,8 +177,7 @@ class PostgresSetup(Catalogue):
                 "raise max_replication_slots, or drop one: select slot_name, active from pg_replication_slots",
             ) from error
         except errors.InsufficientPrivilege as error:
-            user = self.one("select current_user")
-            raise _no_right(user) from error
+            raise _no_right(self.one("select quote_ident(current_user)")) from error
 
     def drop_slot(self) -> bool:
         if self.slot_state() is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.capture.source import DatabaseGone, DatabaseMissing
 from headrace.capture.sqlite.values import text_or_bytes
-from headrace.errors import UsageError
+from headrace.errors import BadArgument, UsageError
 
 __all__ = ["SqliteFile", "TableInfo", "UniqueIndex", "literal", "quoted"]
 
@@ -84,6 +84,8 @@ class SqliteFile:
                 "use sqlite:///FILE, or sqlite:////FILE for a whole path; if the file was moved, give its new "
                 "address with 'headrace capture add'",
             )
+        if path.is_dir():
+            raise BadArgument(f"{path} is a folder", "give the file of a SQLite database: sqlite:///FILE")
         if sqlite3.sqlite_version_info < VERSION_MIN:
             raise UsageError(
                 f"this Python has SQLite {sqlite3.sqlite_version}, which is too old for capture",
