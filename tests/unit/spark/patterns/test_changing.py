@@ -373,7 +373,7 @@ def test_a_malformed_pattern_is_set_aside_with_its_error_and_the_others_match() 
     assert "is int64 and not true or false" in str(errors["number"])
     assert "the condition of B cannot be computed over these columns" in str(errors["types"])
     assert "a part has no 'nam'" in str(errors["field"])
-    assert "DATE_TRUNC('DAY', at) cannot be computed" in str(errors["function"])
+    assert "DATE_TRUNC('day', at) cannot be computed" in str(errors["function"])
     assert "Spark SQL" not in str(errors["function"])
     query.push(table([Paid("u", 1, 1, 1), Paid("u", 2, 2, 2)]))
     assert [row["pattern"] for row in query.finish().to_pylist()] == ["good"]
