@@ -223,8 +223,15 @@ class Reader:
                 problem = f"{each.sql('spark')}: there is no FILTER here; SUM(CASE WHEN … THEN … END) leaves rows out"
             self._fail(piece, problem, each)
         for star in parsed.find_all(exp.Star):
-            if star.find_ancestor(exp.Count) is None:
+            if not self._is_count(star.find_ancestor(exp.Func)):
                 self._fail(piece, "* is for COUNT(*), and COUNT(A.*) of a variable", star)
+
+    def _is_count(self, call: exp.Expr | None) -> bool:
+        """Also after RUNNING or FINAL."""
+        if isinstance(call, exp.Count):
+            return True
+        special = None if call is None else self._special(call)
+        return special is not None and special[0] == "COUNT"
 
     def _mistake(self, piece: Piece, error: SqlglotError) -> PatternSyntaxError:
         """What the parser of SQL stopped at, in words of ours where its own say nothing."""
