@@ -46,7 +46,7 @@ from headrace.targets.changes import Changes
 from headrace.targets.redis import RedisTarget
 from headrace.targets.search import SearchTarget
 from headrace.targets.sql.dialect import TableName
-from headrace.targets.target import Delivery, Fence, Letters, Target
+from headrace.targets.target import Delivery, Fence, RefusedRows, Target
 from tests.servers.headrace import headrace_server
 from tests.servers.postgres import postgres_server
 from tests.servers.process import CACHE, CannotRun
@@ -217,7 +217,7 @@ def deliver(target: Target, rows: pa.Table) -> None:
     )
     session = target.open()
     try:
-        session.write(Delivery(rows.schema, chunks, Letters(target.shown), Fence("bench", 0, "end", "me")))
+        session.write(Delivery(rows.schema, chunks, RefusedRows(target.shown), Fence("bench", 0, "end", "me")))
     finally:
         session.close()
 

@@ -34,7 +34,7 @@ __all__ = [
     "Flags",
     "Ints",
     "Newest",
-    "Placed",
+    "PlacedRows",
     "Truncations",
     "filled",
     "incomplete",
@@ -70,7 +70,7 @@ class Truncations:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedRows:
     """Rows with the number of their key and their place; a null row is a deletion."""
 
     rows: pa.StructArray
@@ -90,7 +90,7 @@ class Newest:
     """Where a value was never sent."""
 
 
-def newest(held: pa.StructArray, held_lanes: Ints, batch: Placed, truncations: Truncations) -> Newest:
+def newest(held: pa.StructArray, held_lanes: Ints, batch: PlacedRows, truncations: Truncations) -> Newest:
     """What a batch leaves of each key. ``held`` has a row or a null per key, all of them older than the batch."""
     count = len(held)
     codes = np.r_[np.arange(count), batch.codes]

@@ -20,8 +20,8 @@ from headrace.capture.mariadb.events import (
     BinlogParser,
     Gtid,
     Header,
+    IgnoredEvent,
     MalformedBinlog,
-    Other,
     Query,
     Rows,
 )
@@ -74,8 +74,8 @@ def test_an_unknown_event_is_refused_unless_it_says_that_it_may_be_skipped() -> 
     parser = BinlogParser(has_checksums=True)
     with pytest.raises(MalformedBinlog, match="type 190"):
         parser.parse(packet(190, b""))
-    assert isinstance(parser.parse(packet(190, b"", flags=IGNORABLE)), Other)
-    assert isinstance(parser.parse(packet(9, b"")), Other)
+    assert isinstance(parser.parse(packet(190, b"", flags=IGNORABLE)), IgnoredEvent)
+    assert isinstance(parser.parse(packet(9, b"")), IgnoredEvent)
 
 
 def test_compressed_events_are_read() -> None:
@@ -129,7 +129,7 @@ def test_a_decimal_of_65_digits_is_written_to_its_last_digit() -> None:
 
 def test_the_queue_of_events_is_full_by_their_bytes() -> None:
     def item(size: int) -> Item:
-        event = Other(Header(0, 3, 1, size, 0, 0), 0)
+        event = IgnoredEvent(Header(0, 3, 1, size, 0, 0), 0)
         return Item(event, event, "binlog.000001")
 
     events = ByteQueue(3 * EVENT_BYTES)

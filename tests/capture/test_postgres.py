@@ -14,7 +14,7 @@ import pytest
 from headrace.capture import Capture, CaptureOptions
 from headrace.capture.postgres.events import PostgresEvents
 from headrace.capture.postgres.replication import ReplicationStream
-from headrace.capture.run import Taken
+from headrace.capture.run import CaptureTakenOver
 from headrace.capture.shapes import table_topic
 from headrace.capture.source import PositionLost, open_source
 from headrace.client import Client, list_transactions
@@ -416,7 +416,7 @@ def test_a_second_capture_of_the_same_name_takes_over_and_the_first_ends(log: st
     def run_first() -> None:
         try:
             first.run(threading.Event())
-        except Taken as error:
+        except CaptureTakenOver as error:
             failures.append(error)
 
     worker = threading.Thread(target=run_first, daemon=True)

@@ -13,17 +13,17 @@ from deltalake import DeltaTable
 
 from headrace.errors import Refused, UsageError
 from headrace.spark import sinks
-from headrace.spark.sinks.following import Following
+from headrace.spark.sinks.following import TargetSink
 from headrace.targets.changes import Changes
 from headrace.targets.delta import STORE, DeltaTarget
-from headrace.targets.target import Delivery, Letters, Unavailable
+from headrace.targets.target import Delivery, RefusedRows, Unavailable
 from headrace.vocabulary import UNAVAILABLE
 from tests.sinks.world import SCHEMA, Refusals, changes_of, deliver, fence
 
 
 def target_at(path: Path, **options: Any) -> DeltaTarget:
     sink = sinks.delta(str(path / "table"), **options)
-    assert isinstance(sink, Following)
+    assert isinstance(sink, TargetSink)
     assert isinstance(sink.target, DeltaTarget)
     return sink.target
 
@@ -103,9 +103,9 @@ def test_an_error_of_the_rows_is_told_as_it_is_and_nothing_is_added(tmp_path: Pa
 
     session = target_at(tmp_path).open()
     with pytest.raises(Unavailable, match=r"^the source is away$"):
-        session.write(Delivery(SCHEMA, chunks(), Letters("t"), fence(0)))
+        session.write(Delivery(SCHEMA, chunks(), RefusedRows("t"), fence(0)))
     with pytest.raises(Refused, match=r"^t does not take a row"):
-        session.write(Delivery(SCHEMA, iter([changes_of([(1, UNAVAILABLE)])]), Letters("t"), fence(0)))
+        session.write(Delivery(SCHEMA, iter([changes_of([(1, UNAVAILABLE)])]), RefusedRows("t"), fence(0)))
     assert rows(tmp_path) == []
 
 

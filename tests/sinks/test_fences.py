@@ -20,7 +20,7 @@ from headrace.targets.sql import table as to_sql
 from headrace.targets.sql.dialect import TableName
 from headrace.targets.sql.rebuild import SqlRebuild
 from headrace.targets.sql.table import SqlSession
-from headrace.targets.target import Delivery, Fence, Letters, Target, Unavailable
+from headrace.targets.target import Delivery, Fence, RefusedRows, Target, Unavailable
 from tests.sinks.world import SCHEMA, Base, changes_of, deliver, fence
 from tests.waiting import eventually
 
@@ -40,7 +40,7 @@ def held_back(
 
     session = target.open()
     try:
-        return session.write(Delivery(SCHEMA, chunks(), Letters(target.shown), at))
+        return session.write(Delivery(SCHEMA, chunks(), RefusedRows(target.shown), at))
     finally:
         session.close()
 

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import Refused, UsageError
 from headrace.spark import sinks
-from headrace.spark.sinks.following import Following
+from headrace.spark.sinks.following import TargetSink
 from headrace.targets.opensearch import OpenSearchTarget
 from headrace.targets.target import Unavailable
 from tests.sinks.opensearch_fake import OpenSearch, opensearch
@@ -27,7 +27,7 @@ def node() -> Iterator[OpenSearch]:
 
 def target_of(node: OpenSearch, **options: Any) -> OpenSearchTarget:
     sink = sinks.opensearch(node.url, index="products", key="id", **options)
-    assert isinstance(sink, Following)
+    assert isinstance(sink, TargetSink)
     assert isinstance(sink.target, OpenSearchTarget)
     return sink.target
 
@@ -104,7 +104,7 @@ def test_a_node_that_is_busy_or_gone_is_told_and_takes_the_batch_later(node: Ope
     deliver(target_of(node), [(1, "a")], at=fence(0), schema=SCHEMA)
     assert names(node) == {"1": "a"}
     sink = sinks.opensearch("http://me:secret@127.0.0.1:1", index="products", key="id")
-    assert isinstance(sink, Following)
+    assert isinstance(sink, TargetSink)
     with pytest.raises(Unavailable, match="is away") as told:
         deliver(sink.target, [(1, "a")], at=fence(0), schema=SCHEMA)
     assert "secret" not in str(told.value)

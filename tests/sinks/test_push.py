@@ -22,7 +22,7 @@ from aiosmtpd.controller import Controller
 
 from headrace.errors import Refused, UsageError
 from headrace.spark import sinks
-from headrace.spark.sinks.following import Following
+from headrace.spark.sinks.following import TargetSink
 from headrace.targets import http
 from headrace.targets.target import Unavailable
 from headrace.targets.webhook import WebhookTarget
@@ -90,7 +90,7 @@ def hook() -> Iterator[Receiver]:
 def target_of(hook: Receiver, pauses: list[float] | None = None, **options: Any) -> WebhookTarget:
     """Pauses are noted and not taken."""
     sink = sinks.webhook(hook.url, **{"secret": SECRET, "allow_private": True, **options})
-    assert isinstance(sink, Following)
+    assert isinstance(sink, TargetSink)
     assert isinstance(sink.target, WebhookTarget)
     return replace(sink.target, pause_s=(pauses if pauses is not None else []).append)
 
@@ -200,7 +200,7 @@ def resolving_to(*addresses: str) -> Any:
 def test_a_name_that_leads_to_a_private_address_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setattr(http.socket, "getaddrinfo", resolving_to("93.184.216.34", address))
     sink = sinks.webhook("https://hooks.example.com/x", secret=SECRET)
-    assert isinstance(sink, Following)
+    assert isinstance(sink, TargetSink)
     with pytest.raises(Refused, match="no public address"):
         deliver(sink.target, [(1, "a")], at=fence(0))
 
@@ -216,7 +216,7 @@ def test_the_address_that_was_judged_is_the_one_that_is_connected_to(monkeypatch
     monkeypatch.setattr(http.socket, "getaddrinfo", resolving_to("93.184.216.34"))
     monkeypatch.setattr(http.socket, "create_connection", connect)
     sink = sinks.webhook("https://hooks.example.com/x", secret=SECRET, attempts=1)
-    assert isinstance(sink, Following)
+    assert isinstance(sink, TargetSink)
     with pytest.raises(Unavailable, match="as far as the test goes"):
         deliver(sink.target, [(1, "a")], at=fence(0))
     assert connected == [("93.184.216.34", 443)]
@@ -275,7 +275,7 @@ def mail() -> Iterator[tuple[Mailbox, str]]:
 def mail_target(url: str, **options: Any) -> Any:
     texts = {"sender": "Shop <shop@example.com>", "subject": "Order $id", "body": "Dear $name, $$5 or $5"}
     sink = sinks.email(url, **{**texts, "tls": False, **options})
-    assert isinstance(sink, Following)
+    assert isinstance(sink, TargetSink)
     return sink.target
 
 

@@ -15,7 +15,7 @@ from redis import Redis
 
 from headrace.errors import Refused, UsageError
 from headrace.spark import sinks
-from headrace.spark.sinks.following import Following
+from headrace.spark.sinks.following import TargetSink
 from headrace.targets.changes import JSON_FIELD
 from headrace.targets.redis import RedisTarget
 from headrace.targets.target import Unavailable
@@ -34,7 +34,7 @@ class Cache:
 
     def target(self, form: str = "keys", **options: Any) -> RedisTarget:
         sink = sinks.redis(self.server.url(), name=self.name, key="id", form=form, **options)  # type: ignore[arg-type]
-        assert isinstance(sink, Following)
+        assert isinstance(sink, TargetSink)
         assert isinstance(sink.target, RedisTarget)
         return sink.target
 
@@ -90,7 +90,7 @@ def test_a_document_has_every_type_in_a_form_that_json_has(cache: Cache) -> None
 def test_keys_of_several_columns_cannot_be_mistaken_for_one_another(cache: Cache) -> None:
     schema = pa.schema([("a", pa.string()), ("b", pa.string()), ("name", pa.string())])
     sink = sinks.redis(cache.server.url(), name=cache.name, key=["a", "b"])
-    assert isinstance(sink, Following)
+    assert isinstance(sink, TargetSink)
     deliver(sink.target, [("x:", "y", "one"), ("x", ":y", "two")], at=fence(0), schema=schema)
     assert sorted(cache.rows().values()) == ["one", "two"]
 

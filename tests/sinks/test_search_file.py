@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import UsageError
 from headrace.spark import sinks
-from headrace.spark.sinks.following import Following
+from headrace.spark.sinks.following import TargetSink
 from headrace.targets.search import SearchTarget
 from tests.sinks.world import deliver, fence
 
@@ -25,7 +25,7 @@ PRODUCTS = [
 def index(folder: Path, **options: Any) -> tuple[SearchTarget, str]:
     url = f"sqlite:///{folder}/index.db"
     sink = sinks.search(url, index="products", key="sku", **options)
-    assert isinstance(sink, Following)
+    assert isinstance(sink, TargetSink)
     assert isinstance(sink.target, SearchTarget)
     return sink.target, url
 
@@ -54,7 +54,7 @@ def test_a_file_is_found_whatever_its_name_and_one_that_is_missing_is_named(tmp_
         sinks.find(f"{address}/index.db", index="products", text="x")
     folder.mkdir()
     target = sinks.search(f"{address}/index.db", index="products", key="sku")
-    assert isinstance(target, Following)
+    assert isinstance(target, TargetSink)
     deliver(target.target, PRODUCTS, at=fence(0), schema=SCHEMA)
     assert (folder / "index.db").is_file()
     assert found(f"{address}/index.db", "kett*") == ["p2"]
@@ -116,7 +116,7 @@ def test_hostile_names_and_texts_are_only_names_and_texts(tmp_path: Path) -> Non
     schema = pa.schema([("id", pa.int64()), ('te"xt', pa.string())])
     url = f"sqlite:///{tmp_path}/index.db"
     sink = sinks.search(url, index=name, key="id")
-    assert isinstance(sink, Following)
+    assert isinstance(sink, TargetSink)
     deliver(sink.target, [(1, "'); DROP TABLE x; -- findme"), (2, 'a "quoted" word')], at=fence(0), schema=schema)
     assert [row["id"] for row in sinks.find(url, index=name, text="findme")] == [1]
     assert [row["id"] for row in sinks.find(url, index=name, text="quoted")] == [2]

@@ -15,7 +15,7 @@ import pytest
 
 from headrace.errors import Refused, UsageError
 from headrace.targets.changes import JSON_FIELD, Changes
-from headrace.targets.target import Delivery, Letters, Unavailable
+from headrace.targets.target import Delivery, RefusedRows, Unavailable
 from headrace.vocabulary import UNAVAILABLE
 from tests.sinks.world import SCHEMA, Base, Refusals, changes_of, deliver, fence
 
@@ -155,7 +155,7 @@ def test_a_batch_that_fails_sends_no_refused_row_and_sends_it_when_it_comes_agai
 
     session = target.open()
     with closing(session), pytest.raises(ConnectionError):
-        session.write(Delivery(schema, cut_off(), Letters(target.shown, refusals.send), fence(0)))
+        session.write(Delivery(schema, cut_off(), RefusedRows(target.shown, refusals.send), fence(0)))
     assert (base.rows(), refusals.rows) == ([], [])
     deliver(target, [(1, "a"), (2, None)], at=fence(0), schema=schema, refusals=refusals)
     assert base.rows() == [(1, "a")]
@@ -249,10 +249,10 @@ def test_a_batch_that_fails_half_way_leaves_nothing_behind(base: Base) -> None:
     deliver(base.target(), [(1, "a")], at=fence(0))
     session = base.target().open()
     try:
-        from headrace.targets.target import Delivery, Letters
+        from headrace.targets.target import Delivery, RefusedRows
 
         with pytest.raises(RuntimeError, match="a task was lost"):
-            session.write(Delivery(SCHEMA, chunks(), Letters("x"), fence(1)))
+            session.write(Delivery(SCHEMA, chunks(), RefusedRows("x"), fence(1)))
     finally:
         session.close()
     assert base.rows() == [(1, "a")]

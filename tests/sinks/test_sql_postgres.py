@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from headrace.errors import UsageError
-from headrace.targets.sql.dialect import HOPELESS_LOADS_MAX, Hope
+from headrace.targets.sql.dialect import BACKOFF_LOADS_MAX, InsertBackoff
 from headrace.targets.sql.table import SqlTarget
 from tests.sinks.world import Base, Refusals, deliver, fence
 
 pytestmark = pytest.mark.servers
 
-HOPELESS = 10**9
+NEVER = 10**9
 
 
 def new_rows(start: int, count: int) -> list[tuple[Any, ...]]:
@@ -22,9 +22,9 @@ def new_rows(start: int, count: int) -> list[tuple[Any, ...]]:
 
 
 def test_rows_that_are_all_new_take_the_short_way_and_the_next_ones_too(postgres_base: Base) -> None:
-    target = postgres_base.target(hope=Hope(put_off_loads=8))
+    target = postgres_base.target(insert_backoff=InsertBackoff(put_off_loads=8))
     deliver(target, new_rows(0, 20_000), new_rows(20_000, 10), at=fence(0))
-    assert target.hope == Hope(put_off_loads=2)  # halved by each
+    assert target.insert_backoff == InsertBackoff(put_off_loads=2)  # halved by each
     assert postgres_base.rows(columns="count(*), min(id), max(id)") == [(20_010, 0, 20_009)]
 
 
@@ -34,7 +34,7 @@ def test_a_row_that_is_there_already_in_the_middle_of_a_chunk_is_updated_and_the
     target = postgres_base.target()
     deliver(target, [(15_000, "old", Decimal(7))], at=fence(0))
     deliver(target, new_rows(0, 30_000), at=fence(1))
-    assert target.hope.put_off_loads == 2
+    assert target.insert_backoff.put_off_loads == 2
     assert postgres_base.rows(columns="count(*), min(id), max(id)") == [(30_000, 0, 29_999)]
     assert postgres_base.run("SELECT name, amount FROM orders WHERE id = 15000") == [("new 15000", Decimal(1))]
 
@@ -46,20 +46,22 @@ def test_a_stream_of_updates_tries_the_short_way_ever_more_seldom_and_new_rows_b
     for number in range(41):
         deliver(target, [(1, f"after {number}"), (2, "x")], at=fence(number))
     assert postgres_base.rows() == [(1, "after 40"), (2, "x")]
-    assert target.hope.put_off_loads == 32  # so five tries have failed: the 2nd, 4th, 8th, 16th and 32nd batch
+    assert (
+        target.insert_backoff.put_off_loads == 32
+    )  # so five tries have failed: the 2nd, 4th, 8th, 16th and 32nd batch
     number = 41
-    while target.hope.loads_left > 0:
+    while target.insert_backoff.loads_left > 0:
         deliver(target, [(number, "new")], at=fence(number))
         number += 1
-    assert target.hope.put_off_loads == 16
+    assert target.insert_backoff.put_off_loads == 16
 
 
 def test_no_hope_is_put_off_for_ever() -> None:
-    hope = Hope()
+    insert_backoff = InsertBackoff()
     for _ in range(30):
-        hope.failed()
-    assert hope.put_off_loads == HOPELESS_LOADS_MAX
-    assert [hope.is_worth_a_try() for _ in range(HOPELESS_LOADS_MAX)].index(True) == HOPELESS_LOADS_MAX - 1
+        insert_backoff.failed()
+    assert insert_backoff.put_off_loads == BACKOFF_LOADS_MAX
+    assert [insert_backoff.is_worth_a_try() for _ in range(BACKOFF_LOADS_MAX)].index(True) == BACKOFF_LOADS_MAX - 1
 
 
 def test_without_a_unique_index_on_the_key_nothing_is_written_and_the_reason_told(postgres_base: Base) -> None:
@@ -138,14 +140,14 @@ def told(base: Base, target: SqlTarget, rows: list[tuple[Any, ...]], number: int
 @pytest.mark.parametrize("kind", TABLES)
 def test_a_table_of_any_kind_ends_the_same_whichever_way_its_rows_take(postgres_base: Base, kind: str) -> None:
     statements, is_short = TABLES[kind]
-    ways = {"short": Hope(put_off_loads=HOPELESS_LOADS_MAX), "long": Hope(loads_left=HOPELESS)}
+    ways = {"short": InsertBackoff(put_off_loads=BACKOFF_LOADS_MAX), "long": InsertBackoff(loads_left=NEVER)}
     seen: dict[str, list[Any]] = {}
-    for name, hope in ways.items():
+    for name, insert_backoff in ways.items():
         postgres_base.run(statements.format(table=name))
-        target = postgres_base.target(name, create=False, hope=hope)
+        target = postgres_base.target(name, create=False, insert_backoff=insert_backoff)
         seen[name] = [told(postgres_base, target, rows, number) for number, rows in enumerate(BATCHES)]
         seen[name] += postgres_base.rows(name, "id, name, amount")
         if kind == "a trigger":
             seen[name] += postgres_base.run(f"SELECT op, count(*) FROM {name}_seen GROUP BY op ORDER BY op")
     assert seen["short"] == seen["long"]
-    assert (ways["short"] != Hope(put_off_loads=HOPELESS_LOADS_MAX)) is is_short
+    assert (ways["short"] != InsertBackoff(put_off_loads=BACKOFF_LOADS_MAX)) is is_short

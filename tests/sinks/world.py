@@ -15,7 +15,7 @@ from headrace.address import Address
 from headrace.targets.changes import Changes
 from headrace.targets.sql.dialect import TableName
 from headrace.targets.sql.table import SqlTarget
-from headrace.targets.target import Delivery, Fence, Letters, Outcome, Target
+from headrace.targets.target import Delivery, Fence, Outcome, RefusedRows, Target
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.decimal128(12, 2))])
 
@@ -102,7 +102,7 @@ def deliver(
 ) -> Outcome:
     """Write one batch of some chunks."""
     made = [each if isinstance(each, Changes) else changes_of(each, schema or SCHEMA) for each in chunks]
-    letters = Letters(target.shown, refusals.send if refusals else None)
+    letters = RefusedRows(target.shown, refusals.send if refusals else None)
     columns = schema or (made[0].rows.schema if made else SCHEMA)
     session = target.open()
     try:
@@ -121,6 +121,6 @@ def deliver_overtaken(target: Target, schema: pa.Schema = SCHEMA) -> Outcome:
 
     session = target.open()
     try:
-        return session.write(Delivery(schema, chunks(), Letters(target.shown), fence(0, owner="first")))
+        return session.write(Delivery(schema, chunks(), RefusedRows(target.shown), fence(0, owner="first")))
     finally:
         session.close()

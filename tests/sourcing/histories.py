@@ -24,7 +24,7 @@ from typing import Any
 import psycopg
 
 from headrace import testing
-from headrace.sourcing import ANY, Event, EventStore, InTheOpen, ProjectionRunner, Query, load
+from headrace.sourcing import ANY, Event, EventStore, ProjectionRunner, Query, UnencryptedPersonalData, load
 from tests.servers.postgres import postgres_server
 from tests.sourcing.model import Model, Operation, Outcome, account, rows_of
 from tests.sourcing.operations import STREAMS, SUBJECTS, Generator
@@ -309,7 +309,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no history after that")
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore", InTheOpen)  # random values of personal fields are also in others
+    warnings.simplefilter("ignore", UnencryptedPersonalData)  # random values of personal fields are also in others
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name, addresses(arguments.kind, Path(name)) as address:
         began = time.monotonic()

@@ -13,7 +13,7 @@ from headrace.sourcing.sqlite import SqliteStore
 from tests.sourcing.histories import Difference, History, addresses
 
 # Random values of personal fields are also in others.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::headrace.sourcing.InTheOpen")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::headrace.sourcing.UnencryptedPersonalData")]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

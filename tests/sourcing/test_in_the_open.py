@@ -22,13 +22,13 @@ from headrace.sourcing import (
     Event,
     EventStore,
     Forgotten,
-    InTheOpen,
     PersonalData,
     Projection,
     ProjectionRunner,
     RecordedEvent,
     Snapshots,
     SubjectIsForgotten,
+    UnencryptedPersonalData,
     View,
     handle,
     on,
@@ -117,7 +117,7 @@ def registered(**more: Any) -> Event:
 def test_a_copy_of_a_personal_value_in_the_open_is_pointed_out(
     bank: EventStore, fields: dict[str, Any], place: str
 ) -> None:
-    with pytest.warns(InTheOpen, match=f"mail of Registered is also in {place},") as seen:
+    with pytest.warns(UnencryptedPersonalData, match=f"mail of Registered is also in {place},") as seen:
         bank.append("user-1", registered(**fields))
     assert MAIL not in str(seen[0].message)
 
@@ -131,7 +131,7 @@ def test_a_copy_of_a_personal_value_in_the_open_is_pointed_out(
     ],
 )
 def test_a_copy_that_is_a_number_or_a_key_is_pointed_out(bank: EventStore, data: dict[str, Any], personal: str) -> None:
-    with pytest.warns(InTheOpen, match=f"{personal} of Called is also in another field"):
+    with pytest.warns(UnencryptedPersonalData, match=f"{personal} of Called is also in another field"):
         bank.append("user-1", Event("Called", data, personal={personal: "u1"}))
 
 
@@ -141,7 +141,7 @@ def test_a_copy_that_is_a_number_or_a_key_is_pointed_out(bank: EventStore, data:
 def test_a_copy_in_the_name_of_the_stream_or_the_id_of_the_command_is_pointed_out(
     bank: EventStore, stream: str, command_id: str | None
 ) -> None:
-    with pytest.warns(InTheOpen, match="name of its stream, or the id of its command"):
+    with pytest.warns(UnencryptedPersonalData, match="name of its stream, or the id of its command"):
         bank.append(stream, registered(), command_id=command_id)
 
 

@@ -18,7 +18,7 @@ from headrace.address import Address
 from headrace.errors import Refused, UsageError
 from headrace.sourcing import Event, EventStore, Query, RecordedEvent, open_store
 from headrace.sourcing.keys import KeyStore
-from headrace.sourcing.target_views import Gone, TargetView
+from headrace.sourcing.target_views import RemovedRow, TargetView
 from headrace.targets.redis import RedisTarget
 from headrace.targets.search import SearchTarget, find_in_file
 from headrace.targets.sql import sqlite
@@ -34,7 +34,7 @@ def rows(event: RecordedEvent) -> Iterator[Any]:
     if event.type == "Named":
         yield {"id": event.stream, "name": event.data["name"]}
     elif event.type == "Closed":
-        yield Gone({"id": event.stream})
+        yield RemovedRow({"id": event.stream})
 
 
 @pytest.fixture

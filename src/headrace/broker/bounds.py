@@ -15,10 +15,10 @@ from headrace.wire.kafka.api_key import ApiKey
 from headrace.wire.kafka.apis import APIS
 from headrace.wire.kafka.connection import DECODED_AT_ONCE_MAX
 
-__all__ = ["BOUNDS", "Bound", "How", "bounds_document"]
+__all__ = ["BOUNDS", "Bound", "Execution", "bounds_document"]
 
 
-class How(Enum):
+class Execution(Enum):
     """How a handler runs."""
 
     AT_ONCE = "at once"
@@ -28,26 +28,27 @@ class How(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    how: How
+    how: Execution
     why: str
 
 
 def _at_once(why: str) -> Bound:
-    return Bound(How.AT_ONCE, why)
+    return Bound(Execution.AT_ONCE, why)
 
 
 def _slices(what: str) -> Bound:
-    return Bound(How.SLICES, what)
+    return Bound(Execution.SLICES, what)
 
 
 BOUNDS: dict[ApiKey, Bound] = {
     ApiKey.PRODUCE: Bound(
-        How.SLICES_IF_LARGE,
+        Execution.SLICES_IF_LARGE,
         "20 partitions or 1.6 MB at a time; records that must be read are decompressed on a thread and checked in "
         "slices; a batch has at most `max.batch.records` records",
     ),
     ApiKey.FETCH: Bound(
-        How.SLICES_IF_LARGE, "more than 200 partitions are watched, read and encoded 20 at a time; files are sent as is"
+        Execution.SLICES_IF_LARGE,
+        "more than 200 partitions are watched, read and encoded 20 at a time; files are sent as is",
     ),
     ApiKey.LIST_OFFSETS: _slices("a partition at a time; a lookup by time decodes one batch on a thread"),
     ApiKey.METADATA: _slices("partitions at a time; a topic that is named again is answered once"),

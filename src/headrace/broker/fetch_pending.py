@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.access import Operation
 from headrace.broker.errors import code_of
-from headrace.broker.fetch_sessions import INITIAL_EPOCH, FetchSession, Key, Wanted
+from headrace.broker.fetch_sessions import INITIAL_EPOCH, FetchSession, Key, WantedPartition
 from headrace.broker.partition import Partition
 from headrace.broker.replies import PendingReply
 from headrace.broker.request import Request
@@ -56,7 +56,7 @@ class PendingFetch:
         self,
         handler: FetchHandler,
         request: Request[FetchRequest],
-        wanted: OrderedDict[Key, Wanted],
+        wanted: OrderedDict[Key, WantedPartition],
         session: FetchSession | None,
     ) -> None:
         self._handler = handler
@@ -103,7 +103,7 @@ class PendingFetch:
             response.responses.append(topic)
         return topic
 
-    def _sent(self, key: Key, wanted: Wanted, answer: PartitionData) -> None:
+    def _sent(self, key: Key, wanted: WantedPartition, answer: PartitionData) -> None:
         wanted.sent = (answer.high_watermark, answer.log_start_offset)
         if self._session is not None and answer.records and key in self._session.wanted:
             self._session.wanted.move_to_end(key)  # next time the others come first
@@ -170,7 +170,7 @@ class LargeFetch(PendingFetch):
         self,
         handler: FetchHandler,
         request: Request[FetchRequest],
-        wanted: OrderedDict[Key, Wanted],
+        wanted: OrderedDict[Key, WantedPartition],
         session: FetchSession | None,
     ) -> None:
         super().__init__(handler, request, wanted, session)
@@ -203,7 +203,7 @@ class LargeFetch(PendingFetch):
                 self._watch(key)
             yield PARTITIONS_PER_STEP // WATCHED_PER_UNIT
 
-    def _read_all(self) -> Steps[tuple[_Reading, list[tuple[Key, Wanted, PartitionData]]]]:
+    def _read_all(self) -> Steps[tuple[_Reading, list[tuple[Key, WantedPartition, PartitionData]]]]:
         reading = _Reading(self)
         answers = []
         for some in in_steps(self._asked, PARTITIONS_PER_STEP):
@@ -212,7 +212,7 @@ class LargeFetch(PendingFetch):
             yield len(some) // 2 + READ_UNITS * (reading.files_read - read_before)
         return reading, answers
 
-    def _encoded(self, answers: list[tuple[Key, Wanted, PartitionData]]) -> Steps[FetchResponse]:
+    def _encoded(self, answers: list[tuple[Key, WantedPartition, PartitionData]]) -> Steps[FetchResponse]:
         response = self._response()
         topics: dict[tuple[str, bytes], FetchableTopicResponse] = {}
         for some in in_steps(answers, PARTITIONS_PER_STEP):
@@ -268,7 +268,7 @@ class _Reading:
         self.urgent = False
         """Whether something was found that the reader must hear of at once."""
 
-    def answer(self, key: Key, wanted: Wanted) -> PartitionData:
+    def answer(self, key: Key, wanted: WantedPartition) -> PartitionData:
         fetch = self._fetch
         partition = self._find(key)
         if isinstance(partition, PartitionData):
@@ -303,7 +303,7 @@ class _Reading:
             return failed(key[2], self._refused)
         return partition
 
-    def _read(self, partition: Partition, wanted: Wanted, bytes_max: int) -> PartitionData:
+    def _read(self, partition: Partition, wanted: WantedPartition, bytes_max: int) -> PartitionData:
         try:
             return self._fetch._handler.read(
                 partition, wanted.ask, self._committed, bytes_max, self._aborted_left, first=self.total == 0

@@ -20,7 +20,7 @@ from headrace.errors import ErrorCode, KafkaError
 from headrace.ports import Clock
 from headrace.wire.kafka.messages.fetch import FetchPartition, FetchRequest, PartitionData
 
-__all__ = ["INITIAL_EPOCH", "FetchSession", "FetchSessions", "Key", "Wanted"]
+__all__ = ["INITIAL_EPOCH", "FetchSession", "FetchSessions", "Key", "WantedPartition"]
 
 FINAL_EPOCH = -1
 INITIAL_EPOCH = 0
@@ -31,7 +31,7 @@ Key = tuple[str, bytes, int]
 
 
 @dataclass(slots=True)
-class Wanted:
+class WantedPartition:
     """One partition of a fetch and, in a session, what its reader was sent last."""
 
     ask: FetchPartition
@@ -47,7 +47,7 @@ class Wanted:
 @dataclass(slots=True)
 class FetchSession:
     id: int
-    wanted: OrderedDict[Key, Wanted]
+    wanted: OrderedDict[Key, WantedPartition]
     created_s: float
     used_s: float
     epoch: int = 1
@@ -69,11 +69,11 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def wanted(self, body: FetchRequest) -> tuple[FetchSession | None, OrderedDict[Key, Wanted]]:
+    def wanted(self, body: FetchRequest) -> tuple[FetchSession | None, OrderedDict[Key, WantedPartition]]:
         """The session of a request, if it has one, and all partitions that it asks for."""
         if body.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             self._sessions.pop(body.session_id, None)
-            wanted = OrderedDict((key, Wanted(ask)) for key, ask in _asked(body))
+            wanted = OrderedDict((key, WantedPartition(ask)) for key, ask in _asked(body))
             if body.session_epoch == FINAL_EPOCH or not wanted:
                 return None, wanted
             return self._new(wanted), wanted
@@ -91,7 +91,7 @@ class FetchSessions:
         for key, ask in _asked(body):
             known = session.wanted.get(key)
             if known is None:
-                session.wanted[key] = Wanted(ask)
+                session.wanted[key] = WantedPartition(ask)
             else:
                 known.ask = ask
         for topic in body.forgotten_topics_data:
@@ -102,7 +102,7 @@ class FetchSessions:
             del self._sessions[session.id]
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
 
-    def _new(self, wanted: OrderedDict[Key, Wanted]) -> FetchSession | None:
+    def _new(self, wanted: OrderedDict[Key, WantedPartition]) -> FetchSession | None:
         slots = self._settings.integer("max.incremental.fetch.session.cache.slots")
         if len(self._sessions) >= slots and (slots == 0 or not self._evict_for(len(wanted))):
             return None

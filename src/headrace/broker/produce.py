@@ -47,7 +47,7 @@ from headrace.broker.transactions.registry import TopicPartition
 from headrace.config import INT_MAX
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.errors import DiskFull, InvalidProducerEpoch, OutOfOrderSequence, StorageError
-from headrace.log.producers import Duplicate, Fresh
+from headrace.log.producers import Duplicate, NewBatch
 from headrace.ports import Clock
 from headrace.record import Codec
 from headrace.vocabulary import Offset
@@ -225,7 +225,7 @@ class ProduceHandler:
         progress.waiting.append((partition, batch.last_offset, answer))
         return answer
 
-    def _check_producer(self, partition: Partition, batch: Batch) -> Fresh | Duplicate:
+    def _check_producer(self, partition: Partition, batch: Batch) -> NewBatch | Duplicate:
         """Batches that follow one which could not be written are refused for its reason. Their client sends all of them
         again. As out of order they would make librdkafka begin a new epoch, and send in it again whatever is not
         acknowledged in any partition, written or not."""

@@ -36,8 +36,8 @@ __all__ = [
     "UNCHANGED",
     "CannotEncode",
     "Column",
+    "EventOutput",
     "Headers",
-    "Out",
     "Rendered",
     "Table",
     "TableEncoder",
@@ -70,7 +70,7 @@ class Unchanged:
 UNCHANGED = Unchanged()
 
 
-class Out(Protocol):
+class EventOutput(Protocol):
     """Where events go."""
 
     def add(
@@ -376,20 +376,22 @@ class TableEncoder:
 
     # ---- changes to events ------------------------------------------------------------------------------------------
 
-    def created(self, out: Out, transaction: Transaction, source: bytes, new: Sequence[Any]) -> None:
+    def created(self, out: EventOutput, transaction: Transaction, source: bytes, new: Sequence[Any]) -> None:
         self._event(out, transaction, source, b"c", None, new)
 
-    def read(self, out: Out, transaction: Transaction, source: bytes, row: Sequence[Any]) -> None:
+    def read(self, out: EventOutput, transaction: Transaction, source: bytes, row: Sequence[Any]) -> None:
         """A row of a snapshot."""
         self._event(out, transaction, source, b"r", None, row)
 
-    def read_all(self, out: Out, transaction: Transaction, source: bytes, rows: Sequence[Sequence[Any]]) -> None:
+    def read_all(
+        self, out: EventOutput, transaction: Transaction, source: bytes, rows: Sequence[Sequence[Any]]
+    ) -> None:
         """Many rows of a snapshot with one ``source``: rendered column by column, which is faster than row by row."""
         self.read_columns(out, transaction, source, list(zip(*rows, strict=True)), len(rows))
 
     def read_columns(
         self,
-        out: Out,
+        out: EventOutput,
         transaction: Transaction,
         source: bytes,
         columns: Sequence[Sequence[Any]],
@@ -416,7 +418,7 @@ class TableEncoder:
         rows = list(map(template.__mod__, zip(*shown, strict=True))) if shown else [template] * count
         return Rendered(rows, self._keys(made, count, plain))
 
-    def read_rendered(self, out: Out, transaction: Transaction, source: bytes, rendered: Rendered) -> bool:
+    def read_rendered(self, out: EventOutput, transaction: Transaction, source: bytes, rendered: Rendered) -> bool:
         """``read_all`` of what ``rendered`` gave. False: nothing is written, and the rows are to be read one by one,
         because one is too large or the log has some of them."""
         count = len(rendered.rows)
@@ -473,12 +475,14 @@ class TableEncoder:
         return self._with_schema(value, source).split(b"\0")
 
     def updated(
-        self, out: Out, transaction: Transaction, source: bytes, old: Sequence[Any] | None, new: Sequence[Any]
+        self, out: EventOutput, transaction: Transaction, source: bytes, old: Sequence[Any] | None, new: Sequence[Any]
     ) -> None:
         """``old`` is the whole row, or None when only its key or nothing was sent."""
         self._event(out, transaction, source, b"u", old, new)
 
-    def moved(self, out: Out, transaction: Transaction, source: bytes, old: Sequence[Any], new: Sequence[Any]) -> None:
+    def moved(
+        self, out: EventOutput, transaction: Transaction, source: bytes, old: Sequence[Any], new: Sequence[Any]
+    ) -> None:
         """The key itself changed: the old one is deleted and the new one created, and each names the other."""
         old_key, new_key = self._key_if_encodable(old), self._key_if_encodable(new)
         self.deleted(out, transaction, source, old, ((NEW_KEY_HEADER, new_key),))
@@ -491,13 +495,13 @@ class TableEncoder:
             return None
 
     def deleted(
-        self, out: Out, transaction: Transaction, source: bytes, old: Sequence[Any], headers: Headers = ()
+        self, out: EventOutput, transaction: Transaction, source: bytes, old: Sequence[Any], headers: Headers = ()
     ) -> None:
         key = self._event(out, transaction, source, b"d", old, None, headers=headers)
         if key is not None and self._tombstones:
             out.add(self.topic, key, None, headers)
 
-    def truncated(self, out: Out, transaction: Transaction, source: bytes) -> None:
+    def truncated(self, out: EventOutput, transaction: Transaction, source: bytes) -> None:
         """One event, in every partition of the topic: after the rows that it removes, and before the next ones.
 
         Among plain rows it is a record with neither key nor value, which nothing else writes, and the header that
@@ -529,7 +533,7 @@ class TableEncoder:
 
     def _event(
         self,
-        out: Out,
+        out: EventOutput,
         transaction: Transaction,
         source: bytes,
         operation: bytes,
@@ -612,14 +616,14 @@ class TableEncoder:
 
     # ---- what cannot be an event ------------------------------------------------------------------------------------
 
-    def _limit(self, out: Out) -> int:
+    def _limit(self, out: EventOutput) -> int:
         if self._bytes_max is None:
             self._bytes_max = out.bytes_max(self.topic)
         return self._bytes_max
 
     def _too_large(
         self,
-        out: Out,
+        out: EventOutput,
         transaction: Transaction,
         source: bytes,
         place: tuple[int, int],
@@ -633,7 +637,7 @@ class TableEncoder:
 
     def _dead_letter(
         self,
-        out: Out,
+        out: EventOutput,
         transaction: Transaction,
         source: bytes,
         place: tuple[int, int],

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from headrace.capture.envelope import CannotEncode, Out, Table, Transaction, json_text
+from headrace.capture.envelope import CannotEncode, EventOutput, Table, Transaction, json_text
 from headrace.capture.shapes import topic_name
 from headrace.errors import UsageError
 
@@ -51,7 +51,7 @@ class OutboxRouter:
         self._event_type = places.get("type")
         self._trace = [(name, places[name]) for name in TRACE if name in places]
 
-    def created(self, out: Out, transaction: Transaction, row: Sequence[Any]) -> None:
+    def created(self, out: EventOutput, transaction: Transaction, row: Sequence[Any]) -> None:
         transaction.index += 1
         transaction.per_table[self._name] = transaction.per_table.get(self._name, 0) + 1
         if transaction.index <= transaction.written_up_to:
@@ -63,7 +63,7 @@ class OutboxRouter:
             shown = named.decode(errors="replace") if isinstance(named, bytes) else str(named)
             out.dead_letter(TOPIC, self._name, None, "c", str(error), b'{"id":%b}' % json_text(shown))
 
-    def _route(self, out: Out, row: Sequence[Any]) -> None:
+    def _route(self, out: EventOutput, row: Sequence[Any]) -> None:
         headers = [("id", _bytes(row[self._id]))]
         if self._event_type is not None:
             headers.append(("eventType", _bytes(row[self._event_type])))

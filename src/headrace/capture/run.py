@@ -37,7 +37,7 @@ from headrace.capture.writer import Writer
 from headrace.client import Client, ClientOptions, StatePublisher, TopicPartition, TransactionLost, end_offsets
 from headrace.errors import HeadraceError, KafkaError
 
-__all__ = ["Capture", "CaptureOptions", "Taken", "end_running"]
+__all__ = ["Capture", "CaptureOptions", "CaptureTakenOver", "end_running"]
 
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
 """A transaction of the database that is larger becomes visible in parts. A snapshot reads about as much in the time of
@@ -56,7 +56,7 @@ REMOVED = "removed"
 """The owner of a capture that is being removed: the process that runs it must not take it back."""
 
 
-class Taken(HeadraceError):
+class CaptureTakenOver(HeadraceError):
     """Another process runs the capture of this name."""
 
 
@@ -111,7 +111,7 @@ class Capture:
                 self._session(stop, until_current, resnapshot)
                 self._report.stopped()
                 return
-            except Taken:
+            except CaptureTakenOver:
                 raise  # the process that runs it now reports on it
             except BaseException as error:
                 self._report.failed(self._reason(error), ended=not self._passes(error))
@@ -196,9 +196,9 @@ class Capture:
     def _check_owner(self, client: Client) -> None:
         owner = read_state(client, self.options.name).get("owner")
         if owner in (None, REMOVED):
-            raise Taken(f"capture {self.options.name!r} was removed; this process ends")
+            raise CaptureTakenOver(f"capture {self.options.name!r} was removed; this process ends")
         if owner != self._owner:
-            raise Taken(f"capture {self.options.name!r} was taken over by another process; this one ends")
+            raise CaptureTakenOver(f"capture {self.options.name!r} was taken over by another process; this one ends")
 
     def _meets_older_rows(self, client: Client, state: Mapping[str, Any]) -> bool:
         """Whether a capture that has never run finds topics with records: of a capture that was removed, for instance.

@@ -11,7 +11,7 @@ import time
 import zlib
 from typing import Any
 
-from headrace.capture.envelope import Out, Table, json_text
+from headrace.capture.envelope import EventOutput, Table, json_text
 
 __all__ = ["announce", "table_topic", "topic_name"]
 
@@ -39,7 +39,7 @@ def table_topic(prefix: str, schema: str, table: str) -> str:
 
 
 def announce(
-    out: Out,
+    out: EventOutput,
     prefix: str,
     shapes: dict[str, int],
     table: Table,

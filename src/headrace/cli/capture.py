@@ -390,7 +390,7 @@ def run(
     NAME is one that was added; with a URL, a new NAME is added first.
     """
     from headrace.capture.options import counted
-    from headrace.capture.run import Capture, Taken
+    from headrace.capture.run import Capture, CaptureTakenOver
     from headrace.capture.state import Registry
     from headrace.client import ClientOptions, StatePublisher
     from headrace.client.broker_watch import BrokerWatch
@@ -409,7 +409,7 @@ def run(
             say(f"capturing {options.database.shown} into {options.topic_prefix}.*")
             capture.run(stop, until_current=available_now, resnapshot=resnapshot)
     except HeadraceError as error:
-        if is_new and not capture.figures.events and not isinstance(error, Taken):
+        if is_new and not capture.figures.events and not isinstance(error, CaptureTakenOver):
             _withdraw(bootstrap, options)
         raise
     say(f"stopped; {counted(capture.figures.events, 'event')} in {counted(capture.figures.commits, 'commit')}")

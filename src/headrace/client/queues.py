@@ -51,7 +51,7 @@ from headrace.wire.kafka.messages.queues import (
     RestoreMessagesResponse,
 )
 
-__all__ = ["BindingInfo", "ExchangeInfo", "LaneInfo", "Moved", "NoQueues", "QueueInfo", "QueuedMessage", "Queues"]
+__all__ = ["BindingInfo", "ExchangeInfo", "LaneInfo", "MoveResult", "NoQueues", "QueueInfo", "QueuedMessage", "Queues"]
 
 R = TypeVar("R")
 
@@ -172,7 +172,7 @@ class ExchangeInfo:
 
 
 @dataclass(slots=True, kw_only=True)
-class Moved:
+class MoveResult:
     """What has become of messages that were to be moved."""
 
     moved: int = 0
@@ -264,16 +264,16 @@ class Queues:
 
     def move(
         self, name: str, messages: Iterable[QueuedMessage], *, exchange: str = "", routing_key: str | None = None
-    ) -> Iterator[Moved]:
+    ) -> Iterator[MoveResult]:
         """Move messages to a queue (``routing_key`` without an exchange), or publish them to an exchange. What was
         done so far is yielded after each step; nothing is done before it is asked for."""
         return self._move(name, messages, TO_EXCHANGE, exchange, routing_key)
 
-    def redrive(self, name: str, messages: Iterable[QueuedMessage]) -> Iterator[Moved]:
+    def redrive(self, name: str, messages: Iterable[QueuedMessage]) -> Iterator[MoveResult]:
         """Bring dead letters back to the queues they came from."""
         return self._move(name, messages, TO_ORIGIN)
 
-    def drop(self, name: str, messages: Iterable[QueuedMessage]) -> Iterator[Moved]:
+    def drop(self, name: str, messages: Iterable[QueuedMessage]) -> Iterator[MoveResult]:
         """Acknowledge messages that are ready."""
         return self._move(name, messages, NOWHERE)
 
@@ -284,8 +284,8 @@ class Queues:
         way: int,
         exchange: str = "",
         routing_key: str | None = None,
-    ) -> Iterator[Moved]:
-        done = Moved()
+    ) -> Iterator[MoveResult]:
+        done = MoveResult()
         for chosen in _portions(messages):
             request = MoveMessagesRequest(
                 virtual_host=self._virtual_host,

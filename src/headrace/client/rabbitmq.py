@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from headrace.client.amqp import amqp_channel
-from headrace.client.queues import BindingInfo, Moved, QueuedMessage, QueueInfo
+from headrace.client.queues import BindingInfo, MoveResult, QueuedMessage, QueueInfo
 from headrace.errors import BadArgument, ErrorCode, HeadraceError, KafkaError, UsageError
 
 __all__ = ["PEEKED_MAX", "RabbitMq"]
@@ -98,7 +98,7 @@ class RabbitMq:
         count: int | None = None,
         exchange: str = "",
         routing_key: str | None = None,
-    ) -> Iterator[Moved]:
+    ) -> Iterator[MoveResult]:
         """Move messages that fit, at most ``count``, to a queue (``routing_key`` without an exchange), or publish them
         to an exchange. What was done so far is yielded now and then."""
         if exchange == "" and routing_key == name:
@@ -109,7 +109,9 @@ class RabbitMq:
 
         return self._take(name, fits, count, target)
 
-    def redrive(self, name: str, fits: Callable[[QueuedMessage], bool], *, count: int | None = None) -> Iterator[Moved]:
+    def redrive(
+        self, name: str, fits: Callable[[QueuedMessage], bool], *, count: int | None = None
+    ) -> Iterator[MoveResult]:
         """Bring dead letters back to the queues they came from."""
 
         def target(message: QueuedMessage) -> tuple[str, str] | None:
@@ -118,16 +120,18 @@ class RabbitMq:
 
         return self._take(name, fits, count, target)
 
-    def drop(self, name: str, fits: Callable[[QueuedMessage], bool], *, count: int | None = None) -> Iterator[Moved]:
+    def drop(
+        self, name: str, fits: Callable[[QueuedMessage], bool], *, count: int | None = None
+    ) -> Iterator[MoveResult]:
         """Acknowledge messages that fit."""
         return self._take(name, fits, count, None)
 
     def _take(
         self, name: str, fits: Callable[[QueuedMessage], bool], count: int | None, target: Target | None
-    ) -> Iterator[Moved]:
+    ) -> Iterator[MoveResult]:
         """Fetch as many messages as there are now. What does not fit is given back when the channel closes."""
         self.describe(name)  # or one clear error
-        done = Moved()
+        done = MoveResult()
         with amqp_channel(self._amqp_url(), MOVES_FAILED) as channel:
             waiting = channel.queue_declare(name, passive=True).method.message_count
             channel.confirm_delivery()
@@ -248,7 +252,7 @@ def _fetched(method: Any, properties: Any, body: bytes) -> QueuedMessage:
     )
 
 
-def _settle(channel: Any, method: Any, properties: Any, body: bytes, target: Target | None, done: Moved) -> None:
+def _settle(channel: Any, method: Any, properties: Any, body: bytes, target: Target | None, done: MoveResult) -> None:
     """Publish a message that was fetched, and acknowledge it when that is confirmed."""
     from pika.exceptions import NackError, UnroutableError
 

@@ -169,7 +169,7 @@ def tail(ask: Ask, emit: Emit) -> None:
     consumer = Consumer(ask.client, ConsumerOptions(reset="latest", fetch=fetch))
     consumer.assign(end_offsets(ask.client, asked))
     emit.event("began", {"partitions": len(asked)})
-    room = Room(TAIL_RECORDS_PER_S_MAX)
+    room = RateBudget(TAIL_RECORDS_PER_S_MAX)
     while True:
         began_s = time.monotonic()
         emit.check()
@@ -202,7 +202,7 @@ def _catch_up(consumer: Consumer) -> int:
     return skipped
 
 
-class Room:
+class RateBudget:
     """How many messages may be shown in this second."""
 
     def __init__(self, per_s: int) -> None:

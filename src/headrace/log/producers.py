@@ -33,8 +33,8 @@ from headrace.log.errors import InvalidProducerEpoch, InvalidTransactionState, O
 __all__ = [
     "AbortedTransaction",
     "Duplicate",
-    "Fresh",
     "FrozenProducers",
+    "NewBatch",
     "ProducerRow",
     "ProducerStates",
     "ProducerSummary",
@@ -55,16 +55,16 @@ class SentBatch(NamedTuple):
     timestamp: int
 
 
-class Fresh:
+class NewBatch:
     """Not seen before: append it."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return "FRESH"
+        return "NEW_BATCH"
 
 
-FRESH: Final = Fresh()
+NEW_BATCH: Final = NewBatch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +156,14 @@ class ProducerStates:
 
     # Asking before an append.
 
-    def check(self, batch: Batch) -> Fresh | Duplicate:
+    def check(self, batch: Batch) -> NewBatch | Duplicate:
         """Whether this data batch is new, or was written before.
 
         Raises InvalidProducerEpoch, OutOfOrderSequence or InvalidTransactionState.
         """
         producer = self._producers.get(batch.producer_id)
         if producer is None:
-            return FRESH
+            return NEW_BATCH
         if batch.producer_epoch == producer.epoch:
             for sent in producer.batches:
                 if sent.base_sequence == batch.base_sequence and sent.last_sequence == batch.last_sequence:
@@ -171,7 +171,7 @@ class ProducerStates:
         self._check_sequence(batch, producer.epoch, producer.last_sequence)
         if producer.transaction_start is not None and not batch.is_transactional:
             raise InvalidTransactionState(batch.producer_id, producer.transaction_start)
-        return FRESH
+        return NEW_BATCH
 
     def _check_sequence(self, batch: Batch, epoch: int, last_sequence: int) -> None:
         if batch.producer_epoch < epoch:

@@ -28,8 +28,8 @@ from __future__ import annotations
 from headrace.sourcing.appends import Appended, Progress, retrying
 from headrace.sourcing.deciding import (
     Aggregate,
+    CommandOutcome,
     Decider,
-    Handled,
     Loaded,
     Rejection,
     Repository,
@@ -49,7 +49,7 @@ from headrace.sourcing.errors import (
 )
 from headrace.sourcing.events import ANY, EXISTS, NONE, Condition, Event, Forgotten, Query, QueryItem, RecordedEvent
 from headrace.sourcing.opening import open_store
-from headrace.sourcing.privacy import FORGOTTEN_STREAM, FORGOTTEN_TYPE, InTheOpen, PersonalData
+from headrace.sourcing.privacy import FORGOTTEN_STREAM, FORGOTTEN_TYPE, PersonalData, UnencryptedPersonalData
 from headrace.sourcing.processes import Command, ProcessManager, run_process
 from headrace.sourcing.projections import Projection, ProjectionRunner, View
 from headrace.sourcing.store import EventStore, Page, StreamInfo
@@ -65,13 +65,12 @@ __all__ = [
     "AppendConflict",
     "Appended",
     "Command",
+    "CommandOutcome",
     "Condition",
     "Decider",
     "Event",
     "EventStore",
     "Forgotten",
-    "Handled",
-    "InTheOpen",
     "Loaded",
     "Page",
     "PersonalData",
@@ -90,6 +89,7 @@ __all__ = [
     "StreamInfo",
     "SubjectIsForgotten",
     "TakenOver",
+    "UnencryptedPersonalData",
     "Upcasters",
     "View",
     "WriterBusy",

@@ -35,8 +35,8 @@ from headrace.sourcing.store import EventStore, Snapshot
 
 __all__ = [
     "Aggregate",
+    "CommandOutcome",
     "Decider",
-    "Handled",
     "Loaded",
     "Rejection",
     "Repository",
@@ -127,7 +127,7 @@ class Loaded(Generic[S]):
 
 
 @dataclass(frozen=True, slots=True)
-class Handled(Generic[S]):
+class CommandOutcome(Generic[S]):
     """What became of a command. ``repeated``: one with this id was handled before; ``events`` are those of now."""
 
     state: S
@@ -179,30 +179,30 @@ def handle(
     cause: RecordedEvent | None = None,
     actor: str | None = None,
     conflicts_max: int = CONFLICTS_MAX,
-) -> Handled[S]:
+) -> CommandOutcome[S]:
     """Decide a command on the state of a stream and append what follows. A ``Rejection`` is raised."""
 
-    def once() -> Handled[S]:
+    def once() -> CommandOutcome[S]:
         # Asked first: decided a second time, on the state that it has led to, the command might be rejected.
         earlier = None if command_id is None else store.command_result(command_id)
         if earlier is not None:
             state = load(store, stream, decider).state
-            return Handled(state, [], earlier.versions.get(stream, 0), earlier.position, repeated=True)
+            return CommandOutcome(state, [], earlier.versions.get(stream, 0), earlier.position, repeated=True)
         loaded, forgotten = _load(store, stream, decider, None, None)
         events = [event.caused_by(cause, actor) for event in decider.decided(loaded.state, command)]
         if not events:
-            return Handled(loaded.state, [], loaded.version, store.head())
+            return CommandOutcome(loaded.state, [], loaded.version, store.head())
         # Before the append: a state that cannot be made, or is no JSON, must not be found out when all is done.
         state = decider.fold(events, loaded.state)
         snapshot = _snapshot_of(decider, Loaded(state, loaded.version + len(events)), loaded.version)
         done = store.append(stream, events, expected=loaded.version, command_id=command_id)
         if done.repeated:
             state = load(store, stream, decider).state
-            return Handled(state, [], done.versions.get(stream, 0), done.position, repeated=True)
+            return CommandOutcome(state, [], done.versions.get(stream, 0), done.position, repeated=True)
         if snapshot is not None:
             with suppress(SourcingError):  # a cache: the command is done, whatever becomes of it
                 store.save_snapshot(stream, decider.name, snapshot, forgotten=forgotten)
-        return Handled(state, events, done.version, done.position)
+        return CommandOutcome(state, events, done.version, done.position)
 
     return retrying(once, attempts=conflicts_max)
 
@@ -342,7 +342,7 @@ class Repository(Generic[A]):
         command_id: str | None = None,
         cause: RecordedEvent | None = None,
         actor: str | None = None,
-    ) -> Handled[A]:
+    ) -> CommandOutcome[A]:
         """Load it, call ``change`` with it, and append what that recorded; again from the start after a conflict."""
         return handle(
             self._store,

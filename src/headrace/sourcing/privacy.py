@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 __all__ = [
     "FORGOTTEN_STREAM",
     "FORGOTTEN_TYPE",
-    "InTheOpen",
     "PersonalData",
     "Privacy",
+    "UnencryptedPersonalData",
     "check_reserved",
     "forgotten_event",
 ]
@@ -72,7 +72,7 @@ class PersonalData:
             )
 
 
-class InTheOpen(UserWarning):
+class UnencryptedPersonalData(UserWarning):
     """The value of a personal field is also in a place that is not encrypted, and stays there after forgetting."""
 
 
@@ -238,7 +238,7 @@ def _warn_of_copies(event: Event, owners: Mapping[str, str], names: Sequence[str
             warnings.warn(
                 f"the personal field {name} of {event.type} is also in {place}, which is not encrypted: "
                 "it stays there when the subject is forgotten",
-                InTheOpen,
+                UnencryptedPersonalData,
                 stacklevel=2,
             )
 

@@ -10,17 +10,17 @@
     names.run(until_current=True)
 
 The writers and fences are those of ``headrace.targets``, which pipelines on Spark use, too. Rows are known by the key
-of the target, and each is a function of one event; ``Gone`` removes one. The target keeps a fence with each page of
-events, and refuses a runner that another one has taken over. How far a view is stands in the event store: when a
+of the target, and each is a function of one event; ``RemovedRow`` removes one. The target keeps a fence with each page
+of events, and refuses a runner that another one has taken over. How far a view is stands in the event store: when a
 runner dies after the target has a page and before the store knows, that page is written once more, by key, which
 changes nothing.
 
 **Forgetting.** When a subject is forgotten, the rows of all events with its personal data are removed, whatever
 ``query`` selects. Which rows these are must be known without the data: a view whose keys, or number of rows, depend on
 personal data is refused at the first such event. Where a row is shared with others, say with ``forget`` what becomes of
-it: it gets the subject and gives rows and ``Gone``. A view without personal data says ``personal=False``. In a later
-replay, a forgotten field is null in its row. Then ``purge`` removes deleted rows from the files. Needs the packages
-pyarrow and numpy.
+it: it gets the subject and gives rows and ``RemovedRow``. A view without personal data says ``personal=False``. In a
+later replay, a forgotten field is null in its row. Then ``purge`` removes deleted rows from the files. Needs the
+packages pyarrow and numpy.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ try:
     import pyarrow as pa
 
     from headrace.targets.changes import Changes
-    from headrace.targets.target import Delivery, Fence, Letters, Session, Target
+    from headrace.targets.target import Delivery, Fence, RefusedRows, Session, Target
 except ModuleNotFoundError as error:
     needed = "views in other systems need the packages pyarrow and numpy"
     raise UsageError(needed, "pip install pyarrow numpy") from error
 
-__all__ = ["Gone", "TargetView"]
+__all__ = ["RemovedRow", "TargetView"]
 
 BATCH_EVENTS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class RemovedRow:
     """The row with this key is removed."""
 
     key: Mapping[str, Any]
 
 
-Rows = Callable[[RecordedEvent], Iterable[Mapping[str, Any] | Gone]]
-Forget = Callable[[str], Iterable[Mapping[str, Any] | Gone]]
+Rows = Callable[[RecordedEvent], Iterable[Mapping[str, Any] | RemovedRow]]
+Forget = Callable[[str], Iterable[Mapping[str, Any] | RemovedRow]]
 
 
 class TargetView:
@@ -128,7 +128,7 @@ class TargetView:
             takes_over=self._takes_over,
             pipeline=self._name,
         )
-        session.write(Delivery(self._columns, iter([changes]), Letters(self._target.shown), fence))
+        session.write(Delivery(self._columns, iter([changes]), RefusedRows(self._target.shown), fence))
         self._takes_over = False
         self._store.append_all([], progress=Progress(self._name, page.scanned_to))
 
@@ -137,13 +137,13 @@ class TargetView:
         gone: list[bool] = []
         for event in page.events:
             for each in self._answers(event):
-                is_gone = isinstance(each, Gone)
-                rows.append(_without_forgotten(each.key if isinstance(each, Gone) else each))
+                is_gone = isinstance(each, RemovedRow)
+                rows.append(_without_forgotten(each.key if isinstance(each, RemovedRow) else each))
                 gone.append(is_gone)
         table = pa.Table.from_pylist(rows, schema=self._columns)
         return Changes(table, pa.chunked_array([gone], pa.bool_()) if any(gone) else None)
 
-    def _answers(self, event: RecordedEvent) -> Iterator[Mapping[str, Any] | Gone]:
+    def _answers(self, event: RecordedEvent) -> Iterator[Mapping[str, Any] | RemovedRow]:
         if self._personal and event.type == FORGOTTEN_TYPE:
             yield from self._forget(event.data["subject"])
         if self._wanted.matches(event):
@@ -152,7 +152,7 @@ class TargetView:
                 self._check_keys(event, found)
             yield from found
 
-    def _check_keys(self, event: RecordedEvent, found: Iterable[Mapping[str, Any] | Gone]) -> None:
+    def _check_keys(self, event: RecordedEvent, found: Iterable[Mapping[str, Any] | RemovedRow]) -> None:
         """That the rows of an event will be found when its subject is forgotten."""
         forgotten = self._store.as_forgotten(event)
         if forgotten is None:
@@ -165,16 +165,16 @@ class TargetView:
                 "key rows by a stream or an opaque id, or say what becomes of them: forget=…",
             )
 
-    def _key_of(self, answer: Mapping[str, Any] | Gone) -> tuple[Any, ...]:
-        row = answer.key if isinstance(answer, Gone) else answer
+    def _key_of(self, answer: Mapping[str, Any] | RemovedRow) -> tuple[Any, ...]:
+        row = answer.key if isinstance(answer, RemovedRow) else answer
         return tuple(row[name] for name in self._target.key)
 
-    def _rows_of(self, subject: str) -> Iterator[Gone]:
+    def _rows_of(self, subject: str) -> Iterator[RemovedRow]:
         """Every row that an event with the subject's data has led to is removed."""
         for event in self._store.read_all(Query.of(tags=[self._store.privacy.tag(subject)])):
             if self._wanted.matches(event):
                 for each in self._rows(event):
-                    yield Gone(dict(zip(self._target.key, self._key_of(each), strict=True)))
+                    yield RemovedRow(dict(zip(self._target.key, self._key_of(each), strict=True)))
 
 
 def _without_forgotten(row: Mapping[str, Any]) -> Mapping[str, Any]:

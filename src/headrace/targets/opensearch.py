@@ -29,8 +29,8 @@ from headrace.targets.target import (
     NO_BATCH,
     Delivery,
     Fence,
-    Letters,
     Outcome,
+    RefusedRows,
     Session,
     Target,
     Unavailable,
@@ -149,7 +149,7 @@ class OpenSearchSession(Session):
 
     # ---- documents --------------------------------------------------------------------------------------------------
 
-    def _bulk(self, changes: Changes, version: int, letters: Letters) -> None:
+    def _bulk(self, changes: Changes, version: int, letters: RefusedRows) -> None:
         if not len(changes):
             return
         names = identifiers(changes.rows, self._target.key)
@@ -183,7 +183,7 @@ class OpenSearchSession(Session):
             return int(document[column])
         return None if gone else 0
 
-    def _send(self, changes: Changes, lines: list[str], rows: list[int], letters: Letters) -> None:
+    def _send(self, changes: Changes, lines: list[str], rows: list[int], letters: RefusedRows) -> None:
         """An item that is older than what is there (409), or a deletion of nothing (404), is as good as done."""
         if not lines:
             return

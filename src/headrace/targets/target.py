@@ -45,8 +45,8 @@ __all__ = [
     "NO_BATCH",
     "Delivery",
     "Fence",
-    "Letters",
     "Outcome",
+    "RefusedRows",
     "RowRefused",
     "Session",
     "Target",
@@ -189,7 +189,7 @@ INCOMPLETE = (
 )
 
 
-def complete(changes: Changes, letters: Letters) -> Changes:
+def complete(changes: Changes, letters: RefusedRows) -> Changes:
     """The changes that lack no value; the others are refused."""
     whole, partial = changes.whole_and_partial()
     for rows in partial:
@@ -198,7 +198,7 @@ def complete(changes: Changes, letters: Letters) -> Changes:
 
 
 def usable(
-    changes: Changes, key: Sequence[str], letters: Letters, version: str | None = None, *, partial: bool = False
+    changes: Changes, key: Sequence[str], letters: RefusedRows, version: str | None = None, *, partial: bool = False
 ) -> Changes:
     """The changes that a keyed target can take: one per key, and none without its whole key.
 
@@ -228,7 +228,7 @@ def utc(table: pa.Table) -> pa.Table:
 
 
 @dataclass(slots=True)
-class Letters:
+class RefusedRows:
     """Holds the rows that a target refuses until just before the batch is committed, and sends them then.
 
     So a batch that fails and comes again sends none twice; only a death between the two does. ``send`` is None where
@@ -264,7 +264,7 @@ class Letters:
         return self.count
 
 
-def split_refused(changes: Changes, attempt: Callable[[Changes], None], letters: Letters) -> None:
+def split_refused(changes: Changes, attempt: Callable[[Changes], None], letters: RefusedRows) -> None:
     """Write all at once; when the target refuses, each half, until the rows that it refuses stand alone."""
     waiting = [changes]
     while waiting:
@@ -299,7 +299,7 @@ class Delivery:
 
     schema: pa.Schema
     chunks: Iterable[Changes]
-    letters: Letters
+    letters: RefusedRows
     fence: Fence | None = None
     done: Outcome = field(default_factory=Outcome)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.broker.bounds import BOUNDS, How, bounds_document
+from headrace.broker.bounds import BOUNDS, Execution, bounds_document
 from headrace.broker.fetch import FetchHandler
 from headrace.broker.produce import ProduceHandler
 from headrace.wire.kafka.api_key import ApiKey
@@ -33,10 +33,10 @@ def test_handlers_run_as_the_table_says(with_broker: Callable[..., None]) -> Non
     async def scenario(harness: Harness) -> None:
         for key, handler in harness.broker._handlers.items():
             how = BOUNDS[ApiKey(key)].how
-            if how is How.SLICES_IF_LARGE:
+            if how is Execution.SLICES_IF_LARGE:
                 assert handler.__func__ is IF_LARGE[ApiKey(key)]  # type: ignore[attr-defined]
             else:
-                assert runs_in_slices(handler) == (how is How.SLICES), APIS[key].name
+                assert runs_in_slices(handler) == (how is Execution.SLICES), APIS[key].name
 
     with_broker(scenario)
 

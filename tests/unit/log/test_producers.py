@@ -7,7 +7,7 @@ import pytest
 from headrace.batch import SEQUENCE_MAX, Batch
 from headrace.log.errors import InvalidProducerEpoch, InvalidTransactionState, OutOfOrderSequence
 from headrace.log.producer_snapshots import decode_snapshot, encode_snapshot
-from headrace.log.producers import FRESH, AbortedTransaction, Duplicate, ProducerStates
+from headrace.log.producers import NEW_BATCH, AbortedTransaction, Duplicate, ProducerStates
 from tests.unit.log.builders import marker, plain, produced, summaries
 
 
@@ -20,7 +20,7 @@ class Partition:
 
     def write(self, batch: Batch) -> AbortedTransaction | None:
         if not batch.is_control:
-            assert self.states.check(batch) is FRESH
+            assert self.states.check(batch) is NEW_BATCH
         batch.base_offset = self.end
         self.end = batch.next_offset
         return self.states.apply(batch)
@@ -67,7 +67,7 @@ def test_sequences_wrap_behind_the_largest() -> None:
 
 
 def test_a_producer_nobody_remembers_may_start_anywhere() -> None:
-    assert ProducerStates().check(produced(1, 17)) is FRESH
+    assert ProducerStates().check(produced(1, 17)) is NEW_BATCH
 
 
 def test_an_older_epoch_is_fenced_and_a_newer_one_begins_at_zero() -> None:
@@ -87,12 +87,12 @@ def test_a_batch_of_a_new_epoch_is_no_retry_of_one_with_its_sequences_from_befor
     for sequence in (0, 2):
         partition.write(produced(1, sequence, count=2))
     partition.write(produced(1, 0, epoch=1, count=2))
-    assert partition.states.check(produced(1, 2, epoch=1, count=2)) is FRESH
+    assert partition.states.check(produced(1, 2, epoch=1, count=2)) is NEW_BATCH
     assert partition.states.check(produced(1, 0, epoch=1, count=2)) == Duplicate(4, 5, 1000)
 
 
 def test_batches_without_a_producer_are_always_fresh() -> None:
-    assert ProducerStates().check(plain(b"a")) is FRESH
+    assert ProducerStates().check(plain(b"a")) is NEW_BATCH
 
 
 def test_a_plain_batch_may_not_join_its_producers_open_transaction() -> None:
@@ -126,7 +126,7 @@ def test_a_batch_with_the_sequences_of_an_ended_transaction_is_no_retry(commit: 
         for sequence in (0, 2):
             with pytest.raises(OutOfOrderSequence):
                 states.check(produced(1, sequence, count=2, transactional=True))
-        assert states.check(produced(1, 4, transactional=True)) is FRESH
+        assert states.check(produced(1, 4, transactional=True)) is NEW_BATCH
         assert states.last_batch_offsets() == {1: 2}
 
 
@@ -144,7 +144,7 @@ def test_a_marker_with_a_bumped_epoch_makes_the_producer_begin_at_zero() -> None
         partition.states.check(produced(1, 3, transactional=True))
     with pytest.raises(OutOfOrderSequence):
         partition.states.check(produced(1, 3, epoch=1, transactional=True))
-    assert partition.states.check(produced(1, 0, epoch=1, transactional=True)) is FRESH
+    assert partition.states.check(produced(1, 0, epoch=1, transactional=True)) is NEW_BATCH
 
 
 def test_idle_producers_are_forgotten_unless_a_transaction_is_open() -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import headrace.spark as hr
 from headrace.spark.owner import PipelineRun
-from headrace.spark.sinks.following import Following
-from headrace.spark.sinks.several import Several, several
+from headrace.spark.sinks.following import TargetSink
+from headrace.spark.sinks.several import SeveralSinks, several
 
 
 def test_refused_rows_of_all_sinks_are_counted_together_and_each_takes_its_target_over_by_itself() -> None:
     run = PipelineRun("shop")
     table = hr.sinks.sql("sqlite:///x.db", table="t", dead_letters="refused")
     made = several([table, hr.sinks.redis("redis://x", name="t", key="id")]).for_run(run)
-    assert isinstance(made, Several)
+    assert isinstance(made, SeveralSinks)
     one, other = made.sinks
-    assert isinstance(one, Following)
-    assert isinstance(other, Following)
+    assert isinstance(one, TargetSink)
+    assert isinstance(other, TargetSink)
     assert one.run is not None
     assert other.run is not None
     one.run.refused(2)

@@ -19,7 +19,7 @@ from headrace.targets.changes import Changes
 from headrace.targets.target import (
     NO_BATCH,
     Fence,
-    Letters,
+    RefusedRows,
     RowRefused,
     must_write,
     split_refused,
@@ -73,7 +73,7 @@ def test_the_highest_version_of_a_key_counts_and_of_equal_ones_the_last() -> Non
     schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("v", pa.int64())])
     rows = [(1, "new", 5), (1, "old", 4), (2, "first", 1), (2, "second", 1), (3, "only", None)]
     rows += [(4, "known", 1), (4, "unknown", None)]
-    kept = usable(changes_of(rows, schema), ["id"], Letters("t"), "v")
+    kept = usable(changes_of(rows, schema), ["id"], RefusedRows("t"), "v")
     assert sorted(row["name"] for row in kept.rows.to_pylist()) == ["known", "new", "only", "second"]
 
 
@@ -89,7 +89,7 @@ def test_a_deletion_without_a_version_stands_before_what_comes_after_it_and_conc
         (3, "gone", 3),
         ("-", 3),
     ]
-    kept = usable(changes_of(rows, schema), ["id"], Letters("t"), "v")
+    kept = usable(changes_of(rows, schema), ["id"], RefusedRows("t"), "v")
     assert kept.deleted is not None
     found = list(
         zip(
@@ -109,8 +109,8 @@ def test_a_deletion_without_a_version_stands_before_what_comes_after_it_and_conc
 
 def test_changes_of_which_none_is_a_deletion_in_the_end_are_plain_rows() -> None:
     removed_and_back = changes_of([("-", 1), (2, "x"), (1, "back")])
-    assert usable(removed_and_back, ["id"], Letters("t")).deleted is None
-    kept = usable(changes_of([(1, "a"), (2, "x"), ("-", 1)]), ["id"], Letters("t"))
+    assert usable(removed_and_back, ["id"], RefusedRows("t")).deleted is None
+    kept = usable(changes_of([(1, "a"), (2, "x"), ("-", 1)]), ["id"], RefusedRows("t"))
     assert kept.deleted is not None
     assert kept.deleted.to_pylist() == [False, True]
 
@@ -120,7 +120,7 @@ def test_a_row_without_a_part_of_its_key_is_refused(missing: int) -> None:
     schema = pa.schema([("shop", pa.int64()), ("id", pa.int64())])
     row = tuple(None if place == missing else 1 for place in range(2))
     sent: list[pa.Table] = []
-    letters = Letters("t", lambda held: sent.extend(rows for rows, _ in held))
+    letters = RefusedRows("t", lambda held: sent.extend(rows for rows, _ in held))
     kept = usable(changes_of([(1, 1), row], schema), ["shop", "id"], letters)
     assert kept.rows.to_pylist() == [{"shop": 1, "id": 1}]
     letters.deliver()
@@ -129,19 +129,19 @@ def test_a_row_without_a_part_of_its_key_is_refused(missing: int) -> None:
 
 
 def test_a_value_that_was_not_sent_is_not_taken_from_before_a_deletion() -> None:
-    kept = usable(changes_of([(1, "old"), ("-", 1), (1, UNAVAILABLE)]), ["id"], Letters("t"), partial=True)
+    kept = usable(changes_of([(1, "old"), ("-", 1), (1, UNAVAILABLE)]), ["id"], RefusedRows("t"), partial=True)
     assert kept.deleted is not None
     assert kept.deleted.to_pylist() == [True]
     with pytest.raises(Refused, match="did not send a large value"):
-        usable(changes_of([(1, "old"), ("-", 1), (1, UNAVAILABLE)]), ["id"], Letters("t"))
-    back = usable(changes_of([("-", 1), (1, "new"), (1, UNAVAILABLE)]), ["id"], Letters("t"), partial=True)
+        usable(changes_of([(1, "old"), ("-", 1), (1, UNAVAILABLE)]), ["id"], RefusedRows("t"))
+    back = usable(changes_of([("-", 1), (1, "new"), (1, UNAVAILABLE)]), ["id"], RefusedRows("t"), partial=True)
     assert [row["name"] for row in back.rows.to_pylist()] == ["new"]
     assert back.deleted is None
 
 
 def test_a_batch_may_have_as_many_refused_rows_as_are_allowed_and_not_one_more() -> None:
     sent: list[int] = []
-    letters = Letters("t", lambda held: sent.extend(len(rows) for rows, _ in held), rows_max=3)
+    letters = RefusedRows("t", lambda held: sent.extend(len(rows) for rows, _ in held), rows_max=3)
     letters.refuse(changes_of([(1, "a"), (2, "b")]), "too long")
     letters.refuse(changes_of([(3, "c")]), "too long")
     assert (letters.deliver(), sent) == (3, [2, 1])
@@ -160,7 +160,7 @@ def test_halving_finds_exactly_the_refused_rows_and_tries_no_row_twice_in_succes
         written.extend(rows)
 
     refused: list[int] = []
-    letters = Letters("t", lambda held: refused.extend(row["id"] for rows, _ in held for row in rows.to_pylist()))
+    letters = RefusedRows("t", lambda held: refused.extend(row["id"] for rows, _ in held for row in rows.to_pylist()))
     split_refused(changes_of([(number, "x") for number in range(len(good))]), attempt, letters)
     letters.deliver()
     assert written == [number for number, fine in enumerate(good) if fine]

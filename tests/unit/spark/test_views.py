@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.errors import HeadraceError
 from headrace.spark.aggregates.retracting import Average, Count, Distinct, Maximum, Minimum, Sum, Top
 from headrace.spark.tables.grouped import Grouped
-from headrace.spark.tables.view_operators import Consolidated, NotExact, Side, Table, TableJoin, exact_changes
+from headrace.spark.tables.view_operators import Consolidated, JoinSide, NotExact, Table, TableJoin, exact_changes
 from headrace.vocabulary import UNAVAILABLE
 from tests.unit.spark.stream_world import Query, cut
 
@@ -248,12 +248,12 @@ class Joined:
         on = pa.struct([(self.name, INT)])
         shared = ((self.name, self.name),) if kind == "one to one" else ()
         taken = [each.name for each in LEFT_ROW if each.name != self.name]
-        left = Side(
+        left = JoinSide(
             "left", LEFT_KEY, LEFT_ROW, () if shared else (("id", "id"),), tuple((name, name) for name in taken)
         )
         taken = [each.name for each in RIGHT_ROW if each.name != self.columns[1] and each.name != "ref"]
         key = () if shared or self.by_left_key else (("number", "ref" if kind == "foreign key" else "number"),)
-        right = Side("right", RIGHT_KEY, RIGHT_ROW, key, tuple((name, name) for name in taken))
+        right = JoinSide("right", RIGHT_KEY, RIGHT_ROW, key, tuple((name, name) for name in taken))
         operator = TableJoin(on, left, right, how, shared, ((self.name, self.name),))
         rows = pa.schema([*on, ("_left", left.entry), ("_right", right.entry), ("_weight", INT)])
         self.left, self.right = Kept("left", LEFT_KEY, LEFT_ROW), Kept("right", RIGHT_KEY, RIGHT_ROW)

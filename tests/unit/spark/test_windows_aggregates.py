@@ -16,7 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.spark.aggregates import sketches as windows_sketches
 from headrace.spark.aggregates.requests import aggregate_of
 from headrace.spark.aggregates.sketches import PERCENTILE_ERROR, bins_of, values_of
-from headrace.spark.aggregates.totals import HASH, Aggregate, DifferentAbout, Percentiles, Top, wide
+from headrace.spark.aggregates.totals import HASH, Aggregate, ApproximateDistinctCount, Percentiles, Top, wide
 
 ROWS = pa.schema([("number", pa.int64()), ("price", pa.decimal128(10, 2)), ("word", pa.string()), ("flag", pa.bool_())])
 Row = tuple[int | None, Decimal | None, str | None, bool | None]
@@ -119,7 +119,7 @@ def test_a_value_whose_scores_are_all_null_is_not_ranked() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 10, 100, 5_000, 200_000])
 def test_different_values_are_counted_with_an_error_of_a_few_percent_and_repeats_do_not_count(count: int) -> None:
     hashes = np.random.default_rng(count).integers(-(2**63), 2**63 - 1, count, dtype=np.int64)
-    aggregate = DifferentAbout("x", HASH + "word")
+    aggregate = ApproximateDistinctCount("x", HASH + "word")
     rows = pa.table({HASH + "word": pa.array(np.r_[hashes, hashes[: count // 2]]).cast(pa.int64())})
     lifted = aggregate.lift(rows, np.zeros(rows.num_rows, np.int64))
     half = rows.num_rows // 2
@@ -132,7 +132,7 @@ def test_different_values_are_counted_with_an_error_of_a_few_percent_and_repeats
 
 def test_nothing_was_seen_of_nulls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows_sketches, "SKETCHES_AT_ONCE", 2)
-    aggregate = DifferentAbout("x", "hash")
+    aggregate = ApproximateDistinctCount("x", "hash")
     rows = pa.table({"hash": pa.array([None, 1, None], pa.int64())})
     states = aggregate.merge(np.array([0, 1, 1]), aggregate.lift(rows, np.zeros(3, np.int64)), 3)
     assert aggregate.finish(states).to_pylist() == [0, 1, 0]

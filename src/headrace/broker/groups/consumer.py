@@ -37,7 +37,7 @@ from headrace.wire.kafka.messages.groups import (
 )
 
 if TYPE_CHECKING:
-    from headrace.broker.groups.mixed import Mixed
+    from headrace.broker.groups.mixed import ClassicProtocolAdapter
 
 __all__ = [
     "LEFT_STATIC",
@@ -191,7 +191,7 @@ class ConsumerGroup(Group):
     """The group as it is. ``heartbeats.Heartbeats`` changes it, after the change is in the journal."""
 
     group_id: str
-    classic_members: Mixed = field(repr=False)
+    classic_members: ClassicProtocolAdapter = field(repr=False)
     """Answers members that speak the classic protocol."""
     epoch: int = 1
     """The first member makes it 2, as in Apache Kafka."""

@@ -25,7 +25,7 @@ from headrace.broker.groups.consumer import LEFT_STATIC, ConsumerGroup
 from headrace.broker.groups.group import Group, require
 from headrace.broker.groups.heartbeat_checks import JOIN, check_heartbeat
 from headrace.broker.groups.heartbeats import LEAVE, Heartbeats
-from headrace.broker.groups.mixed import Mixed, cannot_upgrade, to_classic, to_consumer
+from headrace.broker.groups.mixed import ClassicProtocolAdapter, cannot_upgrade, to_classic, to_consumer
 from headrace.broker.groups.offsets import Offsets
 from headrace.broker.groups.rebalance import Rebalancer
 from headrace.broker.groups.registry import Groups
@@ -100,7 +100,7 @@ class GroupCoordinator:
             group_setting=self._group_setting,
             only_classic_left=self._downgrade,
         )
-        self._mixed = Mixed(state=state, heartbeats=self._heartbeats, topics=topics, new_id=new_id)
+        self._mixed = ClassicProtocolAdapter(state=state, heartbeats=self._heartbeats, topics=topics, new_id=new_id)
         self._sweep_timer: TimerHandle | None = None
         self._closed = False
         self._removals: dict[str, Iterator[Change]] = {}

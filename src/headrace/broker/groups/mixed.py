@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from headrace.broker.state import StateStore
     from headrace.broker.topics import Topics
 
-__all__ = ["Mixed", "cannot_upgrade", "to_classic", "to_consumer"]
+__all__ = ["ClassicProtocolAdapter", "cannot_upgrade", "to_classic", "to_consumer"]
 
 T = TypeVar("T")
 
 EMBEDDED_VERSION_MAX = 3
 
 
-class Mixed:
+class ClassicProtocolAdapter:
     """Answers classic requests to consumer groups."""
 
     def __init__(self, *, state: StateStore, heartbeats: Heartbeats, topics: Topics, new_id: Callable[[], str]) -> None:
@@ -174,7 +174,7 @@ class Mixed:
         return HeartbeatResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
 
 
-def to_consumer(group: ClassicGroup, topics: Topics, mixed: Mixed) -> ConsumerGroup:
+def to_consumer(group: ClassicGroup, topics: Topics, mixed: ClassicProtocolAdapter) -> ConsumerGroup:
     """The consumer group that a classic group becomes. Members keep their partitions. Nothing is written yet."""
     epoch = max(group.generation, group.generation_told_max, 1)
     consumer = ConsumerGroup(group.group_id, mixed, epoch=epoch, target_epoch=epoch)

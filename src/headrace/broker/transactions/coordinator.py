@@ -55,7 +55,7 @@ from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
 from headrace.broker.transactions.additions import AdditionHandler, PendingOffsets
 from headrace.broker.transactions.connections import Connections
-from headrace.broker.transactions.endings import CompletedOffsets, Endings
+from headrace.broker.transactions.endings import CompletedOffsets, EndTxnHandler
 from headrace.broker.transactions.listing import describe, list_matching
 from headrace.broker.transactions.markers import MarkerWriter
 from headrace.broker.transactions.owed_markers import OwedMarkers
@@ -105,7 +105,7 @@ class TransactionCoordinator:
         self._owed = OwedMarkers(state, topics)
         self._timers: dict[str, TimerHandle] = {}
         markers = MarkerWriter(clock, topics)
-        self.endings = Endings(
+        self.endings = EndTxnHandler(
             clock=clock,
             ids=self._ids,
             transactions=transactions,

@@ -32,7 +32,7 @@ from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.ports import Clock
 from headrace.wire.kafka.messages.transactions import EndTxnRequest, EndTxnResponse
 
-__all__ = ["CompletedOffsets", "Endings"]
+__all__ = ["CompletedOffsets", "EndTxnHandler"]
 
 FENCED_SINCE_END = 2
 """The version of EndTxn from which clients know PRODUCER_FENCED; before, they get INVALID_PRODUCER_EPOCH."""
@@ -52,7 +52,7 @@ class CompletedOffsets(Protocol):
         """Those changes were made."""
 
 
-class Endings:
+class EndTxnHandler:
     """Answers EndTxn, and carries out what was decided."""
 
     def __init__(

@@ -14,7 +14,7 @@ from headrace.broker.request import Request
 from headrace.broker.state import StateStore
 from headrace.broker.transactions.answers import init_failed
 from headrace.broker.transactions.connections import Connections
-from headrace.broker.transactions.endings import Endings
+from headrace.broker.transactions.endings import EndTxnHandler
 from headrace.broker.transactions.producer_ids import ProducerIds
 from headrace.broker.transactions.registry import Transactions
 from headrace.broker.transactions.states import EPOCH_EXHAUSTED, NO_EPOCH, NO_ID, State, Transaction
@@ -38,7 +38,7 @@ class ProducerIdHandler:
         ids: ProducerIds,
         transactions: Transactions,
         connections: Connections,
-        endings: Endings,
+        endings: EndTxnHandler,
     ) -> None:
         self._state = state
         self._clock = clock

@@ -9,7 +9,7 @@ import logging
 
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
-from headrace.broker.transactions.endings import Endings
+from headrace.broker.transactions.endings import EndTxnHandler
 from headrace.broker.transactions.markers import MarkerWriter, OpenTransaction, open_transactions
 from headrace.broker.transactions.owed_markers import OwedMarkers
 from headrace.broker.transactions.registry import Transactions, require
@@ -34,7 +34,7 @@ class TransactionRecovery:
         transactions: Transactions,
         markers: MarkerWriter,
         owed: OwedMarkers,
-        endings: Endings,
+        endings: EndTxnHandler,
     ) -> None:
         self._state = state
         self._clock = clock

@@ -27,8 +27,8 @@ __all__ = [
     "Gtid",
     "Header",
     "Heartbeat",
+    "IgnoredEvent",
     "MalformedBinlog",
-    "Other",
     "Query",
     "Rotate",
     "Rows",
@@ -171,7 +171,7 @@ class Heartbeat(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Other(Event):
+class IgnoredEvent(Event):
     """Known, and without changes of rows."""
 
 
@@ -206,7 +206,7 @@ class BinlogParser:
         if read is not None:
             return read(common, body)
         if header.kind in WITHOUT_CHANGES or header.flags & IGNORABLE:
-            return Other(*common)
+            return IgnoredEvent(*common)
         raise MalformedBinlog(f"the binlog holds an event of type {header.kind}, which capture does not know")
 
     def _verify(self, packet: bytes, header: Header) -> None:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 import headrace
-from headrace.capture.envelope import Column, Out, Table, TableEncoder, Transaction, json_text
+from headrace.capture.envelope import Column, EventOutput, Table, TableEncoder, Transaction, json_text
 from headrace.capture.mariadb.binlog import Change, Shape
 from headrace.capture.mariadb.catalogue import Catalogue, CatalogueTable
 from headrace.capture.mariadb.events import Event
@@ -56,7 +56,7 @@ class Followed:
         times = (at_us // 1000, snapshot, at_us, at_us * 1000)
         return self.block % (*times, server, gtid, file.encode(), place)
 
-    def emit(self, out: Out, transaction: Transaction, template: bytes, change: Change) -> None:
+    def emit(self, out: EventOutput, transaction: Transaction, template: bytes, change: Change) -> None:
         """The events of changed rows; ``template`` is their ``source``."""
         encoder = self.encoder
         if change.event.operation != "update":

@@ -41,8 +41,8 @@ from headrace.capture.mariadb.statements import (
     DatabaseDropped,
     Dropped,
     Effect,
-    Ended,
     Renamed,
+    TransactionEnd,
     Truncated,
     Written,
     effects,
@@ -279,7 +279,7 @@ class MariadbSource:
         done = effects(text, event.schema, event.sql_mode)
         for each in done:
             self._apply(each, event, item)
-        if self._begun.flags & STANDALONE or any(isinstance(each, Ended) for each in done):
+        if self._begun.flags & STANDALONE or any(isinstance(each, TransactionEnd) for each in done):
             self._end(item)
 
     def _apply(self, effect: Effect, event: Query, item: Item) -> None:

@@ -20,9 +20,9 @@ __all__ = [
     "DatabaseDropped",
     "Dropped",
     "Effect",
-    "Ended",
     "Name",
     "Renamed",
+    "TransactionEnd",
     "Truncated",
     "Written",
     "effects",
@@ -93,11 +93,11 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TransactionEnd:
     """COMMIT or ROLLBACK."""
 
 
-Effect: TypeAlias = Truncated | Created | Dropped | DatabaseDropped | Renamed | Altered | Written | Ended
+Effect: TypeAlias = Truncated | Created | Dropped | DatabaseDropped | Renamed | Altered | Written | TransactionEnd
 
 WITHOUT_ROWS = frozenset(
     (
@@ -249,7 +249,7 @@ class _Statement:
         if read is not None:
             return read()
         if verb in ("COMMIT", "ROLLBACK"):
-            return [] if any(each.is_word("TO") for each in self._tokens) else [Ended()]
+            return [] if any(each.is_word("TO") for each in self._tokens) else [TransactionEnd()]
         if verb == "SET" and self._peek().is_word("STATEMENT"):
             self._past("FOR")
             return self.effects()

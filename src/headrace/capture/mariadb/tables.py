@@ -38,7 +38,7 @@ class Known:
     dropped: frozenset[str] = frozenset()
 
 
-class Look(NamedTuple):
+class CatalogueSnapshot(NamedTuple):
     """What the catalogue showed, between two places of the binlog."""
 
     before: Gtids
@@ -60,7 +60,7 @@ class KnownTables:
         self._known: dict[str, Known] = {}
         self._altered: dict[str, dict[int, int]] = {}
         """Where a statement about a table came by, until the catalogue was looked at after that place."""
-        self._look: Look | None = None
+        self._look: CatalogueSnapshot | None = None
 
     def __contains__(self, name: str) -> bool:
         return name in self._known
@@ -121,7 +121,7 @@ class KnownTables:
         before = self._catalogue.gtids()
         identities = self._catalogue.identities()
         after = _numbers(self._catalogue.gtids())
-        self._look = Look(before, identities, after)
+        self._look = CatalogueSnapshot(before, identities, after)
         return after
 
     def differences(self, reached: Gtids) -> list[Difference]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import headrace
 from headrace.capture.boundaries import begun, ended
-from headrace.capture.envelope import UNCHANGED, Column, Out, Table, TableEncoder, Transaction, json_text
+from headrace.capture.envelope import UNCHANGED, Column, EventOutput, Table, TableEncoder, Transaction, json_text
 from headrace.capture.options import CaptureOptions
 from headrace.capture.outbox import OutboxRouter
 from headrace.capture.postgres import pgoutput
@@ -27,7 +27,7 @@ from headrace.capture.postgres.schemas import schema_of
 from headrace.capture.postgres.values import PgType, is_text, renderer, renderer_of_all, unavailable
 from headrace.capture.shapes import announce, table_topic
 
-__all__ = ["Followed", "LargeValues", "PostgresEvents", "SourceBlock"]
+__all__ = ["FollowedRelation", "LargeValues", "PostgresEvents", "SourceBlock"]
 
 LARGE_MESSAGE_BYTES = 1_400
 """A row is stored in parts only when it exceeds about 2 kB; a shorter message cannot have been such a row."""
@@ -111,7 +111,7 @@ class LargeValues:
         return 200 + sum(len(value) for value in values if isinstance(value, bytes))
 
 
-class Followed:
+class FollowedRelation:
     """A relation with everything compiled for it."""
 
     __slots__ = ("block", "encoder", "name", "outbox", "shows_key", "table")
@@ -133,7 +133,7 @@ class PostgresEvents:
         self,
         options: CaptureOptions,
         database: str,
-        out: Out,
+        out: EventOutput,
         now_ns: Callable[[], int] = time.time_ns,
         source: bytes = SOURCE,
     ) -> None:
@@ -142,7 +142,7 @@ class PostgresEvents:
         self._database = database
         self.out = out
         self._now_ns = now_ns
-        self._relations: dict[int, Followed | None] = {}
+        self._relations: dict[int, FollowedRelation | None] = {}
         self._large = LargeValues(options.remembered_bytes_max)
         self._messages = SourceBlock(options.topic_prefix, database, "", "")
         self.transaction = Transaction("", 0)
@@ -183,7 +183,7 @@ class PostgresEvents:
         self._described[message.relation] = message
         self._relations[message.relation] = self._accepted(message)
 
-    def _accepted(self, message: pgoutput.Relation) -> Followed | None:
+    def _accepted(self, message: pgoutput.Relation) -> FollowedRelation | None:
         """None: the topic of that name stands for another table, or there is none."""
         name = f"{message.schema}.{message.name}"
         oid, key = self._topics.get(name, (0, []))
@@ -203,7 +203,9 @@ class PostgresEvents:
         if self.unidentified is not None:
             self.unidentified(name)
 
-    def follow(self, schema: str, name: str, columns: list[pgoutput.RelationColumn], key: list[str]) -> Followed:
+    def follow(
+        self, schema: str, name: str, columns: list[pgoutput.RelationColumn], key: list[str]
+    ) -> FollowedRelation:
         """Compile what a table of this shape needs; a shape not seen before is announced."""
         encoder = self.encoder_of(schema, name, columns, key)
         table = encoder.table
@@ -218,7 +220,7 @@ class PostgresEvents:
             lengths=[each.type_modifier if each.type_modifier >= 0 else None for each in columns],
         )
         outbox = OutboxRouter(table) if table.full_name == self._options.outbox else None
-        return Followed(encoder, block, outbox)
+        return FollowedRelation(encoder, block, outbox)
 
     def encoder_of(
         self, schema: str, name: str, columns: list[pgoutput.RelationColumn], key: list[str]
@@ -260,7 +262,7 @@ class PostgresEvents:
     def origin(self, name: str) -> None:
         self._origin = json_text(name)
 
-    def _source(self, followed: Followed, lsn: int) -> bytes:
+    def _source(self, followed: FollowedRelation, lsn: int) -> bytes:
         sources = self.transaction.sources
         template = sources.get(followed)
         if template is None:
@@ -314,7 +316,7 @@ class PostgresEvents:
             encoder.updated(self.out, self.transaction, source, None if message.old_is_key else old, new)
 
     def _names_row(
-        self, followed: Followed, old: Sequence[Any] | None, old_is_key: bool, new: Sequence[Any] = ()
+        self, followed: FollowedRelation, old: Sequence[Any] | None, old_is_key: bool, new: Sequence[Any] = ()
     ) -> bool:
         """Whether a change identifies its row: the columns of a key are never null."""
         if old is None:
@@ -331,7 +333,7 @@ class PostgresEvents:
         return self.touched(table, old_id) if old_id != new_id else wanted
 
     def _keep_large(
-        self, followed: Followed, old_id: bytes | None, new_id: bytes | None, new: list[Any], size: int
+        self, followed: FollowedRelation, old_id: bytes | None, new_id: bytes | None, new: list[Any], size: int
     ) -> None:
         """Fill in what is known, and remember what may be left out the next time."""
         if new_id is None or old_id is None:

@@ -22,7 +22,7 @@ import psycopg
 from headrace.capture.envelope import Rendered, TableEncoder
 from headrace.capture.options import CaptureOptions, counted
 from headrace.capture.postgres import pgoutput
-from headrace.capture.postgres.events import LARGE_MESSAGE_BYTES, Followed, PostgresEvents
+from headrace.capture.postgres.events import LARGE_MESSAGE_BYTES, FollowedRelation, PostgresEvents
 from headrace.capture.postgres.health import slot_health
 from headrace.capture.postgres.identity import Known
 from headrace.capture.postgres.pgoutput import RelationColumn
@@ -395,7 +395,7 @@ class PostgresSource:
         self._know_types(columns)
         return self._events.encoder_of(table.schema, table.name, columns, table.key)
 
-    def _followed(self, table: TableInfo, columns: list[RelationColumn]) -> Followed:
+    def _followed(self, table: TableInfo, columns: list[RelationColumn]) -> FollowedRelation:
         """What rows of a snapshot need."""
         self._know_types(columns)
         return self._events.follow(table.schema, table.name, columns, table.key)

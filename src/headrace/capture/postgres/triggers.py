@@ -39,7 +39,7 @@ from psycopg import errors
 from headrace.capture.options import CaptureOptions, counted
 from headrace.capture.postgres.catalogue import GONE
 from headrace.capture.postgres.change_table import Change, ChangeTable, record_fields, shape_of
-from headrace.capture.postgres.events import Followed, PostgresEvents
+from headrace.capture.postgres.events import FollowedRelation, PostgresEvents
 from headrace.capture.postgres.identity import Known, known, partitions_emptied, remembering, what_happened
 from headrace.capture.postgres.pgoutput import RelationColumn
 from headrace.capture.postgres.setup import Connection, PostgresSetup, TableInfo, connect, untranslatable
@@ -77,7 +77,7 @@ class _Shape:
 
     __slots__ = ("followed", "places", "table")
 
-    def __init__(self, followed: Followed, places: list[int], table: TableInfo) -> None:
+    def __init__(self, followed: FollowedRelation, places: list[int], table: TableInfo) -> None:
         self.followed = followed
         self.places = places
         self.table = table
@@ -383,12 +383,12 @@ class TriggerSource:
             return None  # of a table that was not asked for, or with another key, and then a gap follows
         return _Shape(self._followed(table, described), places, table)
 
-    def _followed(self, table: TableInfo, columns: list[RelationColumn]) -> Followed:
+    def _followed(self, table: TableInfo, columns: list[RelationColumn]) -> FollowedRelation:
         """A type may have been made since the catalogue was looked at."""
         self._events.types = self._setup.types_of(columns, self._events.types)
         return self._events.follow(table.schema, table.name, columns, table.key)
 
-    def _source(self, followed: Followed, change: Change) -> bytes:
+    def _source(self, followed: FollowedRelation, change: Change) -> bytes:
         sources = self._events.transaction.sources
         template = sources.get(followed)
         if template is None:

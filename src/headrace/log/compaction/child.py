@@ -24,7 +24,7 @@ from typing import TextIO
 
 from headrace.child_process import EXIT_NOT_WANTED, die_with
 from headrace.errors import HeadraceError
-from headrace.log.compaction.cleaner import CleaningJob, NotWanted, clean
+from headrace.log.compaction.cleaner import CleaningCancelled, CleaningJob, clean
 from headrace.log.disk import OsDisk
 from headrace.log.sync_guard import SyncFailed, SyncGuard
 
@@ -69,7 +69,7 @@ def _run(source: TextIO, target: TextIO) -> int:
     try:
         disk = SyncGuard(OsDisk(), on_failure=lambda _: None)
         result = clean(disk, job, check_wanted=lambda: _check_input_is_open(source))
-    except NotWanted:
+    except CleaningCancelled:
         return EXIT_NOT_WANTED
     except SyncFailed as error:
         target.write(json.dumps({"sync_failed": str(error)}) + "\n")
@@ -84,7 +84,7 @@ def _run(source: TextIO, target: TextIO) -> int:
 def _check_input_is_open(source: TextIO) -> None:
     """Nothing follows the job, so an input that can be read is at its end: the owner is gone."""
     if select.select([source], [], [], 0)[0]:
-        raise NotWanted
+        raise CleaningCancelled
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from headrace.ports import Disk
 from headrace.record import CorruptRecords, Record, compress, decode_records, encode_records, record_keys
 from headrace.vocabulary import FILE_START, FIRST_OFFSET, Offset, Position
 
-__all__ = ["CleaningJob", "CleaningResult", "NotWanted", "OffsetMap", "clean"]
+__all__ = ["CleaningCancelled", "CleaningJob", "CleaningResult", "OffsetMap", "clean"]
 
 _DIGEST_BYTES: Final = 16
 _SLOT_BYTES: Final = _DIGEST_BYTES + 8
@@ -137,14 +137,14 @@ class CleaningResult:
         return cls(**{**content, "groups": groups})
 
 
-class NotWanted(Exception):
+class CleaningCancelled(Exception):
     """Nobody waits for the result any more."""
 
 
 def clean(disk: Disk, job: CleaningJob, *, check_wanted: Callable[[], None] = lambda: None) -> CleaningResult:
     """Run both passes; the result's files are synced and wait to be swapped in.
 
-    ``check_wanted`` is called before every batch and may raise NotWanted. After any error no file is left.
+    ``check_wanted`` is called before every batch and may raise CleaningCancelled. After any error no file is left.
     """
     try:
         cleaner = _Cleaner(disk, job, check_wanted)

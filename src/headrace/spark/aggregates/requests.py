@@ -11,10 +11,10 @@ from headrace.errors import UsageError
 from headrace.spark.aggregates.totals import (
     HASH,
     Aggregate,
+    ApproximateDistinctCount,
     Average,
     Count,
-    Different,
-    DifferentAbout,
+    DistinctCount,
     Extreme,
     Percentiles,
     Total,
@@ -43,14 +43,14 @@ def _one(name: str, function: Any, column: str, kind: pa.DataType, details: Sequ
     if function == "count":
         return Count(name, column)
     if function == "approx_distinct":
-        return DifferentAbout(name, HASH + column)
+        return ApproximateDistinctCount(name, HASH + column)
     _check_type(name, function, column, kind)
     if function in ("sum", "min", "max"):
         return Total(name, function, column, wide(kind))
     if function in ("first", "last"):
         return Extreme(name, function, column, kind)
     if function == "distinct":
-        return Different(name, column, kind)
+        return DistinctCount(name, column, kind)
     if function == "avg":
         return Average(name, column)
     single = isinstance(details[0], int | float)

@@ -28,10 +28,10 @@ __all__ = [
     "EVENTS",
     "HASH",
     "Aggregate",
+    "ApproximateDistinctCount",
     "Average",
     "Count",
-    "Different",
-    "DifferentAbout",
+    "DistinctCount",
     "Extreme",
     "Percentiles",
     "Top",
@@ -315,7 +315,7 @@ class Entries(Aggregate):
 
 
 @dataclass(frozen=True, slots=True)
-class Different(Entries):
+class DistinctCount(Entries):
     """How many different values there are, exactly: all of them are kept."""
 
     name: str
@@ -342,7 +342,7 @@ class Different(Entries):
 
 
 @dataclass(frozen=True, slots=True)
-class DifferentAbout(Entries):
+class ApproximateDistinctCount(Entries):
     """How many different values there are, with a standard error of 1.6 %."""
 
     name: str

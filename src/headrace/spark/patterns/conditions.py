@@ -3,9 +3,9 @@
 What a condition says of the current row alone was computed by Spark before; it is a column here. The rest is a tree of
 expressions over such columns, at rows that the run remembers in registers:
 
-    Here        a column of the row that is being tested
-    At          a column of the first or the last row of some variables, or of a row near it
-    Aggregated  a count, sum, average, least or greatest value over the rows of some variables, the tested one included
+    RowColumn       a column of the row that is being tested
+    VariableColumn  a column of the first or the last row of some variables, or of a row near it
+    Aggregated      a count, sum, average, least or greatest value over the rows of some variables and the tested one
 
 Null is not true, as everywhere in SQL.
 """
@@ -31,14 +31,14 @@ __all__ = [
     "Aggregated",
     "AllRows",
     "ArithmeticOverflow",
-    "At",
     "Call",
     "Constant",
     "Expression",
-    "Here",
     "Lookup",
     "Memory",
     "Register",
+    "RowColumn",
+    "VariableColumn",
     "all_of",
     "holds",
     "offsets_of",
@@ -131,7 +131,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class RowColumn:
     column: str
     offset: int = 0
 
@@ -140,7 +140,7 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class VariableColumn:
     register: Register
     column: str
     offset: int = 0
@@ -204,7 +204,7 @@ def _as_double(values: Any) -> Any:
     return pc.cast(values, pa.float64(), safe=False)
 
 
-Expression = Constant | Here | At | Aggregated | Call
+Expression = Constant | RowColumn | VariableColumn | Aggregated | Call
 
 
 def holds(condition: Expression, lookup: Lookup) -> Flags:
@@ -217,7 +217,7 @@ def holds(condition: Expression, lookup: Lookup) -> Flags:
 
 def registers_of(expression: Expression) -> set[Register]:
     match expression:
-        case At(register=register):
+        case VariableColumn(register=register):
             return {replace(register, skipped=each) for each in range(register.skipped + 1)}
         case Aggregated(value=value, count=count, kind=kind):
             return {count} if kind == "count" else {value, count}
@@ -230,9 +230,9 @@ def offsets_of(expression: Expression, name: str) -> Iterator[tuple[frozenset[st
     """Which rows the condition of a variable looks at: how many after or, negative, before the rows of which variables;
     None stands for all of them."""
     match expression:
-        case Here(offset=offset):
+        case RowColumn(offset=offset):
             yield frozenset({name}), offset
-        case At(register=register, offset=offset):
+        case VariableColumn(register=register, offset=offset):
             yield register.variables, offset
         case Call(arguments=arguments):
             for each in arguments:

@@ -26,12 +26,12 @@ from headrace.spark.patterns.clauses import Piece
 from headrace.spark.patterns.conditions import (
     FUNCTIONS,
     Aggregated,
-    At,
     Call,
     Constant,
     Expression,
-    Here,
     Register,
+    RowColumn,
+    VariableColumn,
     all_of,
 )
 from headrace.spark.patterns.measures import Atom, AtomKind
@@ -402,7 +402,7 @@ class Reader:
                 piece, f"{node.sql('spark')} has no fixed length; expected whole days or less, and 64 bits", node
             )
         if self._row_alone(node, name) and self.columns.computes(node):
-            return Here(self.columns.value(self._plain(node)))
+            return RowColumn(self.columns.value(self._plain(node)))
         special = self._special(node)
         if special is not None and any((self._special(each) or ("", ""))[1] == "FINAL" for each in node.walk()):
             self._fail(piece, "FINAL is for measures; a condition sees the rows up to its own", node)
@@ -413,7 +413,7 @@ class Reader:
         if isinstance(node, exp.AggFunc):
             return self._total(node, piece)
         if isinstance(node, exp.Column):
-            return At(
+            return VariableColumn(
                 Register("last", self.variables[str(self._variable(node))]), self.columns.value(self._plain(node))
             )
         return self._call(node, name, piece)
@@ -428,9 +428,9 @@ class Reader:
             )
         is_current = atom.variables is None or atom.variables == frozenset({name})
         if atom.kind == "last" and not atom.skipped and is_current:
-            return Here(str(atom.column), atom.offset)
+            return RowColumn(str(atom.column), atom.offset)
         end: Literal["first", "last"] = "first" if atom.kind == "first" else "last"
-        return At(Register(end, atom.variables, skipped=atom.skipped), str(atom.column), atom.offset)
+        return VariableColumn(Register(end, atom.variables, skipped=atom.skipped), str(atom.column), atom.offset)
 
     def _total(self, node: exp.AggFunc, piece: Piece) -> Expression:
         kind, variables, column = self._aggregate(node, piece)

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from headrace.spark.patterns.automaton import ACCEPT, Automaton
 from headrace.spark.patterns.conditions import Expression, Lookup, Memory, Register, holds, registers_of
-from headrace.spark.patterns.runs import Found, Paths, Rows, Runs, TooManyRuns
+from headrace.spark.patterns.runs import FoundMatches, Paths, Rows, Runs, TooManyRuns
 from headrace.spark.state.bucket import Flags, Ints
 from headrace.spark.state.operator import END, search
 
@@ -90,7 +90,7 @@ class Matcher:
         self.targets = np.array([each.state for each in flat], np.int64)
         self.targets_at_end = np.array([each.at_end for each in flat], np.bool_)
 
-    def find(self, rows: Rows, starts: Ints) -> Found:
+    def find(self, rows: Rows, starts: Ints) -> FoundMatches:
         """The matches of the given first rows, which are sorted."""
         paths, stopped = Paths(), list[tuple[int, int, int, str]]()
         pieces = [
@@ -101,7 +101,7 @@ class Matcher:
         names = (*matches, "undecided", "timed_out", "timed_out_nodes", "opened", "reach")
         nothing = np.zeros(0, np.int64)
         merged = {name: np.concatenate([nothing, *[each[name] for each in pieces]]) for name in names}
-        return Found(paths=paths, stopped=stopped, **merged)
+        return FoundMatches(paths=paths, stopped=stopped, **merged)
 
 
 class _Search:

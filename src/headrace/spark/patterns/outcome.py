@@ -11,7 +11,7 @@ import pyarrow as pa
 from headrace.spark.patterns.measures import MatchedRows, compute
 from headrace.spark.patterns.overflow import limited
 from headrace.spark.patterns.pattern_plan import PatternPlan
-from headrace.spark.patterns.runs import Found, Rows
+from headrace.spark.patterns.runs import FoundMatches, Rows
 from headrace.spark.patterns.skipping import chosen_all, chosen_one, ended
 from headrace.spark.patterns.sorted_rows import SortedRows
 from headrace.spark.state.bucket import NEVER, Flags, Ints
@@ -98,7 +98,7 @@ class Outcome:
         )
 
     @staticmethod
-    def _timed_out(plan: PatternPlan, found: Found, rows: SortedRows, chosen: Ints) -> Ints:
+    def _timed_out(plan: PatternPlan, found: FoundMatches, rows: SortedRows, chosen: Ints) -> Ints:
         """Runs whose time was over since the key was last touched, without those that a match ended before."""
         if not plan.timeouts or plan.within_us is None:
             return np.zeros(0, np.int64)
@@ -111,7 +111,7 @@ class Outcome:
         return np.flatnonzero(new)
 
     @staticmethod
-    def _wake(plan: PatternPlan, found: Found, rows: SortedRows) -> Ints:
+    def _wake(plan: PatternPlan, found: FoundMatches, rows: SortedRows) -> Ints:
         """When time alone decides something."""
         if plan.within_us is None:
             return np.full(rows.count, NEVER)
@@ -121,7 +121,7 @@ class Outcome:
 
 
 def _matched(
-    plan: PatternPlan, found: Found, chosen: Ints, rows: SortedRows, seen: Rows, numbers: Ints
+    plan: PatternPlan, found: FoundMatches, chosen: Ints, rows: SortedRows, seen: Rows, numbers: Ints
 ) -> tuple[MatchedRows, Ints]:
     """The rows of the chosen matches, and by key how many matches there have been."""
     which, places, states = found.paths.flattened(found.nodes[chosen])
@@ -156,7 +156,7 @@ class _Output:
     operator: MatchPatterns
     plan: PatternPlan
     rows: SortedRows
-    found: Found
+    found: FoundMatches
     chosen: Ints
     matched: MatchedRows
     timed_out: Ints

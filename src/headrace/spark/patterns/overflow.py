@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from headrace.spark.patterns.runs import Found
+from headrace.spark.patterns.runs import FoundMatches
 from headrace.spark.state.bucket import Flags, Ints
 
 __all__ = ["Overflow", "limited"]
@@ -32,14 +32,14 @@ Overflow = Literal["fail", "drop_oldest", "drop_newest"]
 class Limited:
     """What is left of what was found."""
 
-    found: Found
+    found: FoundMatches
     dropped: Ints
     """First rows that were given up."""
     at: Ints
     """The rows at which they were."""
 
 
-def limited(found: Found, codes: Ints, times_us: Ints, limit: int, overflow: Overflow, one: bool) -> Limited:
+def limited(found: FoundMatches, codes: Ints, times_us: Ints, limit: int, overflow: Overflow, one: bool) -> Limited:
     nothing = np.zeros(0, np.int64)
     if overflow == "fail" or len(found.opened) <= limit:
         return Limited(found, nothing, nothing)
@@ -77,7 +77,7 @@ def _swept(starts: list[int], reach: list[int], limit: int, overflow: Overflow) 
     return given_up
 
 
-def _without(found: Found, dropped: Ints, at: Ints, times_us: Ints, whole: bool) -> Found:
+def _without(found: FoundMatches, dropped: Ints, at: Ints, times_us: Ints, whole: bool) -> FoundMatches:
     """``whole``: a first row that is given up has no match, as its matches are decided while it is open."""
 
     def given_up(rows: Ints) -> tuple[Flags, Ints]:

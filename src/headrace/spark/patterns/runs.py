@@ -12,7 +12,7 @@ from headrace.errors import HeadraceError
 from headrace.spark.patterns.conditions import Memory, Register
 from headrace.spark.state.bucket import Flags, Ints
 
-__all__ = ["Found", "Paths", "Rows", "Runs", "TooManyRuns"]
+__all__ = ["FoundMatches", "Paths", "Rows", "Runs", "TooManyRuns"]
 
 
 class TooManyRuns(HeadraceError):
@@ -42,7 +42,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundMatches:
     """Matches, sorted by their first row, and what is open."""
 
     starts: Ints

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from headrace.spark.patterns.automaton import Automaton
-from headrace.spark.patterns.runs import Found
+from headrace.spark.patterns.runs import FoundMatches
 from headrace.spark.state.bucket import Flags, Ints
 
 __all__ = ["Skip", "chosen_all", "chosen_one", "ended"]
@@ -30,7 +30,7 @@ class Skip:
 
 
 def chosen_one(
-    found: Found, skip: Skip, automaton: Automaton, codes: Ints, begins: Ints, ends: Ints
+    found: FoundMatches, skip: Skip, automaton: Automaton, codes: Ints, begins: Ints, ends: Ints
 ) -> tuple[Ints, Ints]:
     """Which matches count, and by key the row from which the next may begin."""
     if skip.to == "next":
@@ -52,7 +52,7 @@ def chosen_one(
     return order[taken[~is_open[taken]]], next_rows
 
 
-def _chosen_next(found: Found, codes: Ints, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
+def _chosen_next(found: FoundMatches, codes: Ints, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
     """Where a match skips nothing but its first row, all count that begin before the first row that is undecided."""
     open_rows = found.undecided[found.undecided >= begins[codes[found.undecided]]]
     next_rows = ends.copy()
@@ -61,7 +61,7 @@ def _chosen_next(found: Found, codes: Ints, begins: Ints, ends: Ints) -> tuple[I
     return np.flatnonzero((found.starts >= begins[of_key]) & (found.starts < next_rows[of_key])), next_rows
 
 
-def _targets(found: Found, skip: Skip, automaton: Automaton) -> Ints:
+def _targets(found: FoundMatches, skip: Skip, automaton: Automaton) -> Ints:
     """By match: the first row at which another may begin. A variable without a row counts as the next row."""
     if skip.to == "next":
         return found.starts + 1
@@ -80,7 +80,7 @@ def _targets(found: Found, skip: Skip, automaton: Automaton) -> Ints:
 
 
 def chosen_all(
-    found: Found, skip: Skip, automaton: Automaton, codes: Ints, begins: Ints, ends: Ints
+    found: FoundMatches, skip: Skip, automaton: Automaton, codes: Ints, begins: Ints, ends: Ints
 ) -> tuple[Ints, Ints]:
     """Which matches count, and by key the first row that may still begin one."""
     open_rows = ends.copy()
@@ -103,12 +103,12 @@ def chosen_all(
     return np.sort(np.array(chosen, np.int64)), np.maximum(open_rows, np.minimum(dead, ends))
 
 
-def _by_completion(found: Found) -> Ints:
+def _by_completion(found: FoundMatches) -> Ints:
     """Of rows with equal times, the first in the order of rows completes its matches first."""
     return np.lexsort((np.arange(len(found.starts)), found.starts, found.completed_rows, found.completed_us))
 
 
-def ended(found: Found, chosen: Ints, skip: Skip, automaton: Automaton, codes: Ints, over_us: Ints) -> Flags:
+def ended(found: FoundMatches, chosen: Ints, skip: Skip, automaton: Automaton, codes: Ints, over_us: Ints) -> Flags:
     """Which of the runs that timed out were ended by a chosen match before their time was over."""
     if skip.to == "none":
         return np.zeros(len(over_us), np.bool_)

@@ -27,7 +27,7 @@ from headrace.spark.run.checkpoint_lock import locked
 from headrace.spark.run.checkpoints import Checkpoint, HadoopFile
 from headrace.spark.run.pipelines import Pipeline
 from headrace.spark.run.runner import Choices, Watcher, run
-from headrace.spark.sinks.following import Following
+from headrace.spark.sinks.following import TargetSink
 from headrace.spark.sinks.plain import Sink
 from headrace.spark.sinks.several import Transformed
 from headrace.targets.target import Target, Version
@@ -86,11 +86,11 @@ def check_rebuildable(pipeline: Pipeline) -> None:
     _version_of(pipeline)
 
 
-def _version_of(pipeline: Pipeline) -> tuple[Following, Version]:
+def _version_of(pipeline: Pipeline) -> tuple[TargetSink, Version]:
     sink = pipeline.sink
     while isinstance(sink, Transformed):
         sink = sink.sink
-    if not isinstance(sink, Following):
+    if not isinstance(sink, TargetSink):
         raise UsageError(
             f"pipeline {pipeline.name!r} writes to {sink.describe()}, which cannot be rebuilt beside itself",
             "hr.sinks.sql, search, opensearch and redis(form='map') can",

@@ -21,10 +21,10 @@ import numpy as np
 from headrace.spark.searches.analysis import Field, split_words
 from headrace.spark.searches.language import parse_search
 from headrace.spark.searches.query import (
+    BooleanQuery,
     Bound,
     Condition,
-    Everything,
-    Joined,
+    MatchAll,
     Negation,
     Query,
     SearchError,
@@ -79,11 +79,11 @@ class Compiler:
     """The search as text, for errors that point at a character."""
 
     def tree(self, query: Query, negated: bool = False) -> Tree:
-        if isinstance(query, Everything):
+        if isinstance(query, MatchAll):
             return NEVER if negated else ALWAYS
         if isinstance(query, Negation):
             return self.tree(query.part, not negated)
-        if isinstance(query, Joined):
+        if isinstance(query, BooleanQuery):
             both = (query.how == "and") != negated
             return joined("and" if both else "or", [self.tree(each, negated) for each in query.parts])
         alternatives = [self.leaf(query, field) for field in self.asked(query)]

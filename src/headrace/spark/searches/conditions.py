@@ -16,13 +16,13 @@ import numpy.typing as npt
 from headrace.spark.searches.analysis import Field
 from headrace.spark.searches.compiling import Leaf, Test, Tree
 
-__all__ = ["EXISTS", "PHRASE", "RANGE", "TERM", "Conditions", "Growing", "Vocabulary"]
+__all__ = ["EXISTS", "PHRASE", "RANGE", "TERM", "Conditions", "GrowingArray", "Vocabulary"]
 
 TERM, PHRASE, RANGE, EXISTS = range(4)
 FIRST_CAPACITY = 64
 
 
-class Growing:
+class GrowingArray:
     """An array at whose end values are added."""
 
     def __init__(self, kind: npt.DTypeLike = np.int64) -> None:
@@ -66,15 +66,15 @@ class Conditions:
         self.vocabularies: dict[str, Vocabulary] = {}
         self.terms = 0
         self.leaves: dict[Leaf, int] = {}
-        self.kinds = Growing(np.int8)
-        self.values = Growing()
+        self.kinds = GrowingArray(np.int8)
+        self.values = GrowingArray()
         """By condition: its term, phrase, range, or the number of its field."""
-        self.phrase_starts, self.phrase_lengths, self.phrase_terms = Growing(), Growing(), Growing()
-        self.range_fields = Growing()
-        self.range_integers: tuple[Growing, Growing] = (Growing(), Growing())
-        self.range_floats: tuple[Growing, Growing] = (Growing(np.float64), Growing(np.float64))
-        self.is_and = Growing(np.bool_)
-        self.part_starts, self.part_counts, self.parts = Growing(), Growing(), Growing()
+        self.phrase_starts, self.phrase_lengths, self.phrase_terms = GrowingArray(), GrowingArray(), GrowingArray()
+        self.range_fields = GrowingArray()
+        self.range_integers: tuple[GrowingArray, GrowingArray] = (GrowingArray(), GrowingArray())
+        self.range_floats: tuple[GrowingArray, GrowingArray] = (GrowingArray(np.float64), GrowingArray(np.float64))
+        self.is_and = GrowingArray(np.bool_)
+        self.part_starts, self.part_counts, self.parts = GrowingArray(), GrowingArray(), GrowingArray()
 
     # ---- adding ----------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from headrace.spark.searches.analysis import Field
 from headrace.spark.searches.compiling import Leaf, Test, Tree, compile_searches
-from headrace.spark.searches.conditions import Conditions, Growing
+from headrace.spark.searches.conditions import Conditions, GrowingArray
 from headrace.spark.searches.intervals import IntervalTree
 from headrace.spark.searches.matching import EventBatch, expanded
 from headrace.spark.state.bucket import Ints, Key
@@ -73,15 +73,15 @@ class SearchIndex:
         self.bad: dict[Key, str] = {}
         self.unindexed: dict[int, None] = {}
         self._trees: list[Tree | None] = []
-        self._roots = Growing()
-        self._alive = Growing(np.bool_)
+        self._roots = GrowingArray()
+        self._alive = GrowingArray(np.bool_)
         self._payload: list[pa.StructArray] = [pa.array([], payload)]
         self._begin()
 
     def _begin(self) -> None:
         """No search is placed yet."""
         self._conditions = Conditions(self.fields)
-        self._rows_with = Growing()
+        self._rows_with = GrowingArray()
         """By term: how many events had it."""
         self._events = 0
         self._events_placed = 0

@@ -26,11 +26,11 @@ from headrace.spark.searches.query import (
     DEPTH_MAX,
     HALF_A_CHARACTER,
     TEXT_CHARS_MAX,
+    BooleanQuery,
     Bound,
     Condition,
     ConditionKind,
-    Everything,
-    Joined,
+    MatchAll,
     Negation,
     Query,
     SearchError,
@@ -111,7 +111,7 @@ class _Parser:
         parts = [self.all_of(field)]
         while self.take(OR):
             parts.append(self.all_of(field))
-        return parts[0] if len(parts) == 1 else Joined("or", tuple(parts))
+        return parts[0] if len(parts) == 1 else BooleanQuery("or", tuple(parts))
 
     def all_of(self, field: _Named | None) -> Query:
         parts = [self.negated(field)]
@@ -119,7 +119,7 @@ class _Parser:
             if not self.take(AND) and (self.ends() or self.sees(OR)):
                 break
             parts.append(self.negated(field))
-        return parts[0] if len(parts) == 1 else Joined("and", tuple(parts))
+        return parts[0] if len(parts) == 1 else BooleanQuery("and", tuple(parts))
 
     def negated(self, field: _Named | None) -> Query:
         negations = 0
@@ -159,7 +159,7 @@ class _Parser:
             if not self.text.startswith("*", self.at):
                 self.fail("expected * after *: any event is *:*")
             self.at += 1
-            return Everything()
+            return MatchAll()
         field = _Named(ESCAPED.sub(r"\1", name), start)
         if SPACE.match(self.text, self.at).end() == len(self.text):  # type: ignore[union-attr]  # it always matches
             self.fail(f"expected a word, a phrase or a range after {name}:")

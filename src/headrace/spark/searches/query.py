@@ -26,11 +26,11 @@ __all__ = [
     "DEPTH_MAX",
     "HALF_A_CHARACTER",
     "TEXT_CHARS_MAX",
+    "BooleanQuery",
     "Bound",
     "Condition",
     "ConditionKind",
-    "Everything",
-    "Joined",
+    "MatchAll",
     "Negation",
     "Query",
     "SearchError",
@@ -82,7 +82,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Everything:
+class MatchAll:
     """Any event."""
 
 
@@ -92,12 +92,12 @@ class Negation:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class BooleanQuery:
     how: Literal["and", "or"]
     parts: tuple[Query, ...]
 
 
-Query = Condition | Everything | Negation | Joined
+Query = Condition | MatchAll | Negation | BooleanQuery
 
 
 def conditions_of(query: Query) -> Iterator[Condition]:
@@ -105,7 +105,7 @@ def conditions_of(query: Query) -> Iterator[Condition]:
         yield query
     elif isinstance(query, Negation):
         yield from conditions_of(query.part)
-    elif isinstance(query, Joined):
+    elif isinstance(query, BooleanQuery):
         for each in query.parts:
             yield from conditions_of(each)
 
@@ -129,13 +129,13 @@ def _read(given: Any, path: str, depth: int) -> Query:
             if not isinstance(value, list) or not value:
                 raise SearchError(f"expected a list of searches, not {_shown(value)}", f"{path}.{name}")
             parts = tuple(_read(each, f"{path}.{name}[{number}]", depth + 1) for number, each in enumerate(value))
-            return Joined(name, parts)
+            return BooleanQuery(name, parts)
         if name == "not":
             return Negation(_read(value, f"{path}.not", depth + 1))
         if name == "all":
             if value is not True:
                 raise SearchError(f"expected true, not {_shown(value)}", f"{path}.all")
-            return Everything()
+            return MatchAll()
     return _condition(given, path)
 
 

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from headrace.changes import Placed, Truncations, newest
+from headrace.changes import PlacedRows, Truncations, newest
 from headrace.spark.searches.analysis import Field, fields_in
 from headrace.spark.searches.index import SearchIndex
 from headrace.spark.state.bucket import Flags, Ints, Key, Layout
@@ -124,7 +124,7 @@ class MatchSearches(Operator):
         found = newest(
             held["row"],
             _ints(held["lane"]),
-            Placed(columns["row"], touched.codes, _ints(columns["lane"]), _ints(columns["position"])),
+            PlacedRows(columns["row"], touched.codes, _ints(columns["lane"]), _ints(columns["position"])),
             Truncations(*(_ints(fields_of(truncations)[each]) for each in ("lane", "position"))),
         )
         there = np.asarray(found.rows.is_valid()) & ~found.incomplete

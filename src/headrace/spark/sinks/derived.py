@@ -9,7 +9,7 @@ from typing import Any, Literal
 from headrace.address import Address
 from headrace.errors import UsageError
 from headrace.spark.arguments import given_names, topic_name
-from headrace.spark.sinks.following import Following
+from headrace.spark.sinks.following import TargetSink
 from headrace.spark.sinks.plain import Sink
 from headrace.spark.source.reading import option_texts
 from headrace.spark.topic_sink.options import check_options
@@ -177,7 +177,7 @@ def _following(
     if not isinstance(more.get("refused_max", 0), int) or more.get("refused_max", 0) < 0:
         raise UsageError(f"refused_max={more['refused_max']!r} must be a number of rows, 0 or more")
     check_options(option_texts(more.get("options") or {}))
-    return Following(target, **more)
+    return TargetSink(target, **more)
 
 
 def _library(module: str) -> Any:

@@ -39,10 +39,10 @@ from headrace.spark.tables.changelog import (
 )
 from headrace.spark.topic_sink.checkpoint import planned_batch
 from headrace.targets.changes import JSON_FIELD, Changes
-from headrace.targets.target import Delivery, Fence, Letters, Outcome, Target, utc
+from headrace.targets.target import Delivery, Fence, Outcome, RefusedRows, Target, utc
 from headrace.vocabulary import UNAVAILABLE
 
-__all__ = ["Following"]
+__all__ = ["TargetSink"]
 
 DELETED = "__headrace_deleted"
 TRUNCATED = "__headrace_truncated"
@@ -60,7 +60,7 @@ REFUSED_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Following(Sink):
+class TargetSink(Sink):
     """A target as a sink. ``options`` are those of the sink ``headrace``, for the broker with the dead letters."""
 
     target: Target
@@ -104,7 +104,7 @@ class Following(Sink):
     def dead_letters_topic(self) -> str:
         return self.dead_letters or ""
 
-    def for_run(self, run: PipelineRun) -> Following:
+    def for_run(self, run: PipelineRun) -> TargetSink:
         return self if self.run is not None else replace(self, run=run)
 
     def check(self) -> None:
@@ -121,15 +121,15 @@ class Following(Sink):
             target = replace(target, key=key)
         return frame, Follower(target, self, run=self.run or PipelineRun())
 
-    def letters(self, spark: SparkSession, target: Target, fence: Fence | None) -> Letters:
+    def letters(self, spark: SparkSession, target: Target, fence: Fence | None) -> RefusedRows:
         if self.dead_letters is None:
-            return Letters(target.shown, rows_max=self.refused_max)
+            return RefusedRows(target.shown, rows_max=self.refused_max)
         address = bootstrap_of(spark, self.bootstrap)
         options = option_texts({"kafka.bootstrap.servers": address, "topic": self.dead_letters, **self.options})
         about = {"sink": target.shown}
         if fence is not None:
             about |= {"query": fence.query, "batch": str(fence.batch_id)}
-        return Letters(target.shown, DeadLetters(options, target.key, about).send, self.refused_max)
+        return RefusedRows(target.shown, DeadLetters(options, target.key, about).send, self.refused_max)
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class Follower:
     a target that was restarted in between is no matter."""
 
     target: Target
-    sink: Following
+    sink: TargetSink
     checkpoint: str = ""
     run: PipelineRun = field(default_factory=PipelineRun)
 

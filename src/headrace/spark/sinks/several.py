@@ -28,7 +28,7 @@ from headrace.spark.owner import PipelineRun
 from headrace.spark.plan import shape_of
 from headrace.spark.sinks.plain import BatchWrite, Sink, as_sink
 
-__all__ = ["Several", "Transformed", "several"]
+__all__ = ["SeveralSinks", "Transformed", "several"]
 
 
 def several(given: Sequence[Sink | BatchWrite] | Sink | BatchWrite) -> Sink:
@@ -45,11 +45,11 @@ def several(given: Sequence[Sink | BatchWrite] | Sink | BatchWrite) -> Sink:
             f"two of the sinks are {twice[0]}, and it could not be known for each of them whether it has a batch",
             "write the union of their rows to it once",
         )
-    return sinks[0] if len(sinks) == 1 else Several(sinks)
+    return sinks[0] if len(sinks) == 1 else SeveralSinks(sinks)
 
 
 @dataclass(frozen=True, slots=True)
-class Several(Sink):
+class SeveralSinks(Sink):
     sinks: tuple[Sink, ...]
 
     def describe(self) -> str:
@@ -59,8 +59,8 @@ class Several(Sink):
     def parts(self) -> tuple[Sink, ...]:
         return self.sinks
 
-    def for_run(self, run: PipelineRun) -> Several:
-        return Several(tuple(each.for_run(run.beside_others()) for each in self.sinks))
+    def for_run(self, run: PipelineRun) -> SeveralSinks:
+        return SeveralSinks(tuple(each.for_run(run.beside_others()) for each in self.sinks))
 
     def check(self) -> None:
         for each in self.sinks:

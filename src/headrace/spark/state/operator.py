@@ -32,12 +32,12 @@ from headrace.spark.state.bucket import BEGINNING, NEVER, Bucket, Flags, Ints, K
 __all__ = [
     "BEGINNING",
     "END",
+    "BucketContents",
     "Clock",
     "Operator",
     "Outcome",
     "Step",
     "Touched",
-    "Whole",
     "advance",
     "as_lists",
     "earliest",
@@ -74,14 +74,14 @@ class Touched:
     """Rows that concern every key (``Operator.everywhere``). When there are any, all keys of the bucket are touched."""
     keyless: pa.Table
     """Rows without a key (``Operator.keyless``), which touch none."""
-    whole: Whole
+    whole: BucketContents
     memory: dict[str, Any]
     """What the operator wants to keep in this process, for all buckets of this use of it. It may be empty at any time,
     and may come from a batch that failed or from another bucket: what it says has to be checked against the state."""
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class BucketContents:
     """All that a bucket held before the batch, for operators with rows that have no key."""
 
     bucket: Bucket
@@ -247,7 +247,7 @@ def advance(
             late_before_us=late_before_us,
             shared=shared,
             keyless=keyless,
-            whole=Whole(bucket),
+            whole=BucketContents(bucket),
             memory={} if memory is None else memory,
         )
         step = operator.step(touched)

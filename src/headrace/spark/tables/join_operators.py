@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.changes import Placed, Truncations, filled, incomplete, newest
+from headrace.changes import PlacedRows, Truncations, filled, incomplete, newest
 from headrace.spark.state.bucket import Flags, Ints
 from headrace.spark.state.operator import (
     BEGINNING,
@@ -273,7 +273,7 @@ class Latest(Operator):
         found = newest(
             fields_of(held)["row"],
             _ints(held, "lane"),
-            Placed(fields_of(given)["row"], touched.codes[known], _ints(given, "lane"), _ints(given, "position")),
+            PlacedRows(fields_of(given)["row"], touched.codes[known], _ints(given, "lane"), _ints(given, "position")),
             Truncations(_ints(truncations, "lane"), _ints(truncations, "position")),
         )
         columns = fields_of(pa.concat_arrays([held, given]).take(pa.array(found.chosen)))

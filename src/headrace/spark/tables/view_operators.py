@@ -21,12 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.changes import Placed, Truncations, incomplete, newest
+from headrace.changes import PlacedRows, Truncations, incomplete, newest
 from headrace.errors import HeadraceError
 from headrace.spark.state.bucket import Flags, Ints
 from headrace.spark.state.operator import Clock, Operator, Step, Touched, as_lists, factorize, fields_of, flatten, whole
 
-__all__ = ["Consolidated", "JoinHow", "NotExact", "Side", "Table", "TableJoin", "change_schema", "exact_changes"]
+__all__ = ["Consolidated", "JoinHow", "JoinSide", "NotExact", "Table", "TableJoin", "change_schema", "exact_changes"]
 
 JoinHow = Literal["inner", "left", "full"]
 
@@ -102,7 +102,7 @@ class Table(Operator):
     def step(self, touched: Touched) -> Step:
         held = fields_of(touched.held)
         before, held_lanes = held["row"], np.asarray(held["lane"].fill_null(0), np.int64)
-        batch = Placed(
+        batch = PlacedRows(
             whole(touched.rows.column("_row")),
             touched.codes,
             _ints(touched.rows, "_lane"),
@@ -135,7 +135,7 @@ def _without(rows: pa.StructArray, hidden: Flags) -> pa.StructArray:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class JoinSide:
     """One of two tables: what is held of it under a key of the join, and what of it comes out."""
 
     name: str
@@ -187,8 +187,8 @@ class TableJoin(Operator):
     """Rows of the input: the columns of the join, ``_left`` or ``_right`` (key and row), and a ``_weight``."""
 
     on: pa.StructType
-    left: Side
-    right: Side
+    left: JoinSide
+    right: JoinSide
     how: JoinHow
     key_on: tuple[tuple[str, str], ...] = ()
     """(column of the join, its name in the key of the result)"""
@@ -236,7 +236,7 @@ class TableJoin(Operator):
             keep=held > 0,
         )
 
-    def _entries(self, touched: Touched, side: Side) -> _Entries:
+    def _entries(self, touched: Touched, side: JoinSide) -> _Entries:
         """What is held and what the batch brings stand in one array; an entry is a key of the table, and points there.
 
         Of an entry a batch brings at most one row that went and one that came, and the one that came counts."""

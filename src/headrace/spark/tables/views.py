@@ -39,7 +39,7 @@ from headrace.spark.tables.changelog import (
 )
 from headrace.spark.tables.grouped import Grouped
 from headrace.spark.tables.joins import PREFIX_HINT, On, both_alike, pairs_of, same_types
-from headrace.spark.tables.view_operators import Consolidated, JoinHow, Side, Table, TableJoin
+from headrace.spark.tables.view_operators import Consolidated, JoinHow, JoinSide, Table, TableJoin
 
 __all__ = ["deltas", "join_tables", "view"]
 
@@ -222,9 +222,9 @@ def _taken(row: StructType, without: Mapping[str, str], prefix: str) -> dict[str
     return {each.name: prefix + each.name for each in row if each.name not in without}
 
 
-def _side(name: str, types: pa.Schema, key: Mapping[str, str], row: Mapping[str, str]) -> Side:
+def _side(name: str, types: pa.Schema, key: Mapping[str, str], row: Mapping[str, str]) -> JoinSide:
     entry = types.field(f"_{name}").type
-    return Side(name, entry.field("key").type, entry.field("row").type, tuple(key.items()), tuple(row.items()))
+    return JoinSide(name, entry.field("key").type, entry.field("row").type, tuple(key.items()), tuple(row.items()))
 
 
 def _union(left: DataFrame, right: DataFrame, pairs: Mapping[str, str]) -> DataFrame:

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from headrace.errors import UsageError
 from headrace.spark.aggregates.expressions import requested
-from headrace.spark.aggregates.totals import HASH, Aggregate, Average, Count, DifferentAbout, Extreme, Total
+from headrace.spark.aggregates.totals import HASH, Aggregate, ApproximateDistinctCount, Average, Count, Extreme, Total
 from headrace.spark.arguments import micros_of, names_of, no_doubles, plain_columns, time_column, without_weights
 from headrace.spark.description import parameters_of
 from headrace.spark.plan import WATERMARK
@@ -28,7 +28,7 @@ from headrace.spark.windowing.window_operator import LATE, WINDOW, Emit, Late, W
 
 __all__ = ["null_future_times", "split_late", "windowed", "windows"]
 
-NATIVE = (Count, Total, Average, Extreme, DifferentAbout)
+NATIVE = (Count, Total, Average, Extreme, ApproximateDistinctCount)
 DIFFERENT_ERROR = 0.016
 
 

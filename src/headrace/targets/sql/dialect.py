@@ -14,11 +14,20 @@ import pyarrow.compute as pc
 from headrace.errors import HeadraceError, UsageError
 from headrace.targets.changes import Changes
 
-__all__ = ["HOPELESS_LOADS_MAX", "MARK", "Dialect", "Hope", "Place", "TableName", "moment_texts", "python_columns"]
+__all__ = [
+    "BACKOFF_LOADS_MAX",
+    "MARK",
+    "Dialect",
+    "InsertBackoff",
+    "Place",
+    "TableName",
+    "moment_texts",
+    "python_columns",
+]
 
 MARK = "\0"
 """Where a parameter goes in our statements; no name can contain it, and each driver has its own mark."""
-HOPELESS_LOADS_MAX = 1024
+BACKOFF_LOADS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +53,8 @@ class TableName:
 
 
 @dataclass(slots=True)
-class Hope:
-    """Whether the next rows may all be new ones, for databases that add those faster than they look for old ones.
+class InsertBackoff:
+    """When to try again whether all rows of a load are new: such rows are added faster than others are merged.
 
     A try that failed costs time and leaves dead rows, so the next one is put off twice as long as the last; one that
     went well halves that. So a stream of updates tries once in a thousand loads.
@@ -60,7 +69,7 @@ class Hope:
         return self.loads_left == 0
 
     def failed(self) -> None:
-        self.put_off_loads = min(HOPELESS_LOADS_MAX, max(2, 2 * self.put_off_loads))
+        self.put_off_loads = min(BACKOFF_LOADS_MAX, max(2, 2 * self.put_off_loads))
         self.loads_left = self.put_off_loads
 
     def went_well(self) -> None:
@@ -74,7 +83,7 @@ class Place:
     table: TableName
     key: tuple[str, ...] = ()
     version: str | None = None
-    hope: Hope = field(default_factory=Hope, compare=False)
+    insert_backoff: InsertBackoff = field(default_factory=InsertBackoff, compare=False)
 
 
 class Dialect(ABC):

@@ -212,7 +212,7 @@ class Postgres(Dialect):
             self._copy(self.table(place.table), names, rows)
             return
         may_be_new = self._is_plain and changes.deleted is None and place.version is None
-        if may_be_new and place.hope.is_worth_a_try() and self._added(place, rows):
+        if may_be_new and place.insert_backoff.is_worth_a_try() and self._added(place, rows):
             return
         if changes.deleted is not None:
             rows, names = rows.append_column(DELETED, changes.deleted), [*names, DELETED]
@@ -244,9 +244,9 @@ class Postgres(Dialect):
             if self.meaning(error) is not RowRefused:
                 raise
             self.run(self.back_to_savepoint)
-            place.hope.failed()
+            place.insert_backoff.failed()
             return False
-        place.hope.went_well()
+        place.insert_backoff.went_well()
         return True
 
     def _copy(self, table: str, names: Sequence[str], rows: pa.Table) -> None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from headrace.errors import UsageError
-from headrace.targets.sql.dialect import MARK, Hope, TableName
+from headrace.targets.sql.dialect import MARK, InsertBackoff, TableName
 from headrace.targets.sql.table import SqlSession, SqlTarget
 from headrace.targets.target import NO_BATCH, RowRefused, Version, refuse_other_pipelines
 
@@ -41,7 +41,7 @@ def version_of(target: SqlTarget) -> Version:
         target.version_column,
         create=True,
         widen=target.widen,
-        hope=Hope(),
+        insert_backoff=InsertBackoff(),
         stands_for=target,
     )
 

@@ -25,13 +25,13 @@ import pyarrow as pa
 from headrace.address import Address
 from headrace.errors import HeadraceError, Refused, UsageError
 from headrace.targets.changes import Changes
-from headrace.targets.sql.dialect import MARK, Dialect, Hope, Place, TableName
+from headrace.targets.sql.dialect import MARK, Dialect, InsertBackoff, Place, TableName
 from headrace.targets.target import (
     NO_BATCH,
     Delivery,
     Fence,
-    Letters,
     Outcome,
+    RefusedRows,
     RowRefused,
     Session,
     Target,
@@ -64,7 +64,7 @@ class SqlTarget(Target):
     version_column: str | None = None
     create: bool = False
     widen: bool = False
-    hope: Hope = field(default_factory=Hope, compare=False, repr=False)
+    insert_backoff: InsertBackoff = field(default_factory=InsertBackoff, compare=False, repr=False)
     stands_for: SqlTarget | None = None
     """The table that this one is a new version of. It has its name in messages."""
     fitted: list[tuple[pa.Schema, tuple[str, ...]]] = field(default_factory=list, compare=False, repr=False)
@@ -131,7 +131,7 @@ class SqlSession(Session):
         self.dialect = dialect
         self._fitted: pa.Schema | None = None
         self._has_fences = False
-        self._place = Place(target.name, target.key, target.version_column, target.hope)
+        self._place = Place(target.name, target.key, target.version_column, target.insert_backoff)
 
     def close(self) -> None:
         self.dialect.close()
@@ -166,7 +166,7 @@ class SqlSession(Session):
         if fence is not None:
             self._move(fence)
 
-    def _apply(self, changes: Changes, letters: Letters) -> None:
+    def _apply(self, changes: Changes, letters: RefusedRows) -> None:
         self.dialect.prepare(self._place, changes.rows.column_names)
         if not self.target.key:
             split_refused(complete(changes, letters), partial(self._attempt, self.load), letters)

@@ -17,8 +17,8 @@ from headrace.spark.patterns.conditions import (
     Call,
     Constant,
     Expression,
-    Here,
     Lookup,
+    RowColumn,
     holds,
     registers_of,
 )
@@ -70,7 +70,7 @@ def test_a_classifier_of_an_unknown_variable_is_refused() -> None:
 
 
 @pytest.mark.parametrize("function", ["add", "sub", "mul", "greatest", "least"])
-@pytest.mark.parametrize("other", [Here("price"), Constant(2, pa.int64()), Constant(2.5, pa.float64())])
+@pytest.mark.parametrize("other", [RowColumn("price"), Constant(2, pa.int64()), Constant(2.5, pa.float64())])
 def test_decimals_of_all_digits_can_be_computed_with(function: str, other: Expression) -> None:
     """decimal(38, 18) is what Spark makes of Python's decimals."""
     prices = pa.array([Decimal("1.5"), None, Decimal("3")], pa.decimal128(38, 18))
@@ -81,7 +81,7 @@ def test_decimals_of_all_digits_can_be_computed_with(function: str, other: Expre
         end=np.full(3, 3),
         registers={},
     )
-    computed = Call(function, (Here("price"), other))
+    computed = Call(function, (RowColumn("price"), other))
     assert holds(Call("gt", (computed, Constant(-2, pa.int64()))), lookup).tolist()[0::2] == [True, True]
 
 
