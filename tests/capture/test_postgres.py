@@ -666,3 +666,34 @@ def test_a_user_who_may_not_publish_is_given_the_grants_and_the_statement(log: s
             source.remove()
     finally:
         database.run(f"drop owned by {role}", f"drop role {role}")
+
+
+def test_the_rights_to_publish_are_asked_for_before_a_capture_is_added(log: str, database: Database) -> None:
+    role, name = f"{database.name}_publisher", f"headrace_{database.name}"
+    database.run("create table t (id int primary key)", "create table u (id int primary key)")
+    database.run(f"create role {role} login replication", f"grant select on t, u to {role}")
+    capture = CaptureOptions(name=database.name, url=database.url.replace("postgres@", f"{role}@"), tables=("t",))
+
+    def refusal() -> str:
+        with closing(open_source(capture, None)) as source:
+            try:
+                source.check()
+            except UsageError as error:
+                return str(error)
+        return ""
+
+    try:
+        assert f"GRANT CREATE ON DATABASE {database.name} TO {role}" in refusal()
+        database.run(f"grant create on database {database.name} to {role}")
+        assert f"{role} does not own public.t" in refusal()
+        assert "member of the role that owns them (postgres)" in refusal()
+        database.run(f"create publication {name} for table t", f"create publication {name}_inserts")
+        database.run(f"revoke create on database {database.name} from {role}")
+        assert refusal() == "", "a superuser has published all that is wanted"
+        database.run(f"alter publication {name} drop table t", f"alter publication {name} add table u")
+        assert f"{role} does not own public.t" in refusal()
+        database.run(f"alter table t owner to {role}")
+        assert refusal() == ""
+    finally:
+        database.run("alter table t owner to postgres", f"drop publication if exists {name}, {name}_inserts")
+        database.run(f"drop owned by {role}", f"drop role {role}")

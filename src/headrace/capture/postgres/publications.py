@@ -27,6 +27,15 @@ from pg_publication_rel r join pg_publication p on p.oid = r.prpubid join pg_cla
      join pg_namespace n on n.oid = c.relnamespace
 where p.pubname = any(%s)
 """
+MAY_PUBLISH = """
+select quote_ident(current_user), quote_ident(current_database()),
+       has_database_privilege(current_database(), 'create')
+       or (select count(*) from pg_publication where pubname = any(%s)) = %s
+"""
+NOT_OWNED = """
+select c.oid::bigint, quote_ident(pg_get_userbyid(c.relowner))
+from pg_class c where c.oid = any(%s) and not pg_has_role(c.relowner, 'usage')
+"""
 SETTINGS = """
 select pubname, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot, coalesce(to_jsonb(p) ->> 'pubgencols', '-')
 from pg_publication p where pubname = any(%s)
@@ -40,6 +49,26 @@ class Publications:
         self._catalogue = catalogue
         self._connection = catalogue.connection
         self.names = (f"headrace_{name}", f"headrace_{name}_inserts")
+
+    def check(self, tables: Iterable[TableInfo]) -> None:
+        """Refuse a user who may not do what ``hold`` will: a role that may create publishes the tables that it owns.
+        What somebody else has published already needs no right."""
+        execute = self._connection.execute
+        asked = execute(MAY_PUBLISH, (list(self.names), len(self.names))).fetchone()
+        assert asked is not None, "a select without FROM has a row"
+        user, database, may_create = asked
+        if not may_create:
+            raise UsageError(f"{user} may not create publications", f"GRANT CREATE ON DATABASE {database} TO {user}")
+        published = {row[1] for row in execute(MEMBERS, (list(self.names),)).fetchall()}
+        wanted = {each.oid: each for each in tables if each.oid not in published}
+        owners: dict[int, str] = dict(execute(NOT_OWNED, (list(wanted),)).fetchall())
+        if owners:
+            names = ", ".join(wanted[oid].quoted for oid in owners)
+            roles = ", ".join(sorted(set(owners.values())))
+            raise UsageError(
+                f"{user} does not own {names}, and only a table's owner may publish it",
+                f"make it a member of the role that owns them ({roles}); or leave them out with --exclude-tables",
+            )
 
     def hold(self, tables: Iterable[TableInfo]) -> dict[int, int]:
         """Make the publications hold exactly these tables; gives the number of each membership by the table's OID.

@@ -101,6 +101,7 @@ class PostgresSource:
         notes = self._setup.check_tables(found)
         tables = self._setup.selected(found)
         self._setup.check_readable(tables.values())
+        self._publications.check(tables.values())
         notes += [self._watch.note(each) for each in tables.values() if not each.changes_identifiable]
         return [counted(len(tables), "table"), *notes, *self._setup.advice()]
 
