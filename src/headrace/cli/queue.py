@@ -26,7 +26,7 @@ from headrace.cli.shared import (
 from headrace.errors import BadArgument
 
 if TYPE_CHECKING:
-    from headrace.client import Moved, QueuedMessage, QueueInfo
+    from headrace.client import MoveResult, QueuedMessage, QueueInfo
 
 __all__ = ["command"]
 
@@ -252,7 +252,7 @@ def _say_dry(queues: Any, name: str, wanted: MessageFilter, verb: str) -> None:
     say(f"would {verb} {sum(1 for _ in _ready(queues, name, wanted))} messages")
 
 
-def _report(steps: Iterator[Moved], verb: str) -> None:
+def _report(steps: Iterator[MoveResult], verb: str) -> None:
     """Say how far it is now and then, and at the end what was not done and why."""
     done, told = None, 0
     for done in steps:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from headrace.client import BindingInfo, Moved, QueuedMessage, Queues
+from headrace.client import BindingInfo, MoveResult, QueuedMessage, Queues
 from headrace.console.page import Action, Ask, Page, View, listing
 from headrace.console.problems import BadRequest
 from headrace.console.watch import QueueFigures
@@ -188,11 +188,13 @@ def _chosen(asked: Queues, name: str, body: dict[str, Any]) -> Iterator[QueuedMe
     return (each for each in ready if (each.lane, each.offset) in wanted)
 
 
-def _moving(act: Callable[[Queues, str, Iterator[QueuedMessage]], Iterator[Moved]]) -> Callable[[Ask], dict[str, Any]]:
+def _moving(
+    act: Callable[[Queues, str, Iterator[QueuedMessage]], Iterator[MoveResult]],
+) -> Callable[[Ask], dict[str, Any]]:
     def moved(ask: Ask) -> dict[str, Any]:
         name = _name(ask)
         asked = Queues(ask.client)
-        done = Moved()
+        done = MoveResult()
         for done in act(asked, name, _chosen(asked, name, ask.body)):  # noqa: B007 the last one is the sum
             pass
         ask.console.watch.again()
