@@ -26,6 +26,7 @@ from headrace.spark.run.pipelines import Pipeline
 from headrace.spark.run.runner import Choices, run
 from headrace.spark.run.session import FILES_NAMED_ONCE, STATE_STORE, STATE_STORES, state_in
 from headrace.spark.sinks.plain import as_sink
+from headrace.spark.state.kernel import COMPARE_CONF
 from tests.spark.watching import Told
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1200)]
@@ -381,6 +382,25 @@ def test_a_checkpoint_shows_what_is_held_of_a_key_and_refuses_another_number_of_
     lane.add([("anna", 40, 1), ("ben", 41, 1), (None, 42, 1), ("carl", 43, 1)])
     with pytest.raises(StreamingQueryException, match=r"has 8 buckets and the program asks for 4.*say buckets=8"):
         lane.run(lambda rows: per_user(rows, buckets=4))
+
+
+def test_state_of_another_query_is_refused_where_a_query_is_started_without_headrace_run(lane: Lane) -> None:
+    def totals(value: Any, emit: str) -> Operator:
+        window = hr.session_window("30 seconds")
+        return lambda rows: hr.windows(rows, "user", event_time="at", window=window, emit=emit, values={"n": value})
+
+    lane.add(*FILES)
+    lane.run(totals(F.sum("amount"), "early"))
+    lane.add(*MORE)
+    with pytest.raises(StreamingQueryException, match="in this checkpoint was made with other parameters"):
+        lane.run(totals(F.max("amount"), "early"))
+    lane.run(totals(F.sum("amount"), "final"))  # what may change
+    lane.add([LAST])
+    lane.spark.conf.set(COMPARE_CONF, "false")
+    try:
+        assert lane.run(totals(F.max("amount"), "final"))
+    finally:
+        lane.spark.conf.unset(COMPARE_CONF)
 
 
 def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_instead(lane: Lane) -> None:

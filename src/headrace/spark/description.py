@@ -10,6 +10,7 @@ types of keys and state say what a checkpoint depends on.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,11 @@ class Description:
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
 
+    def meaning(self) -> str:
+        """A digest of what state means besides its types. Parameters that may change are not in it."""
+        fixed = {name: text for name, text in sorted(self.parameters.items()) if name not in self.free}
+        return hashlib.blake2b(json.dumps([self.kind, fixed]).encode(), digest_size=8).hexdigest()
+
     @classmethod
     def from_json(cls, text: str) -> Description:
         found = json.loads(text)
@@ -64,7 +70,7 @@ def _text(value: Any, *, is_duration: bool = False) -> str | None:
         return f"{value / 1_000_000:g} s"
     if dataclasses.is_dataclass(value):
         return f"{type(value).__name__}({', '.join(text for _, text in _fields(value))})"
-    if callable(value):  # without its address, which is another one in every run
+    if callable(value) or f" at {hex(id(value))}" in repr(value):  # its address is another one in every run
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(text for text in map(_text, value) if text is not None)}]"

@@ -32,6 +32,8 @@ from headrace.spark.run.jobs import BoundedJob, Choices, Job, StreamJob, Watcher
 from headrace.spark.run.lag import TopicEnds
 from headrace.spark.run.pipelines import Pipeline
 from headrace.spark.run.report import KIND
+from headrace.spark.run.session import settings_of
+from headrace.spark.state.kernel import COMPARE_CONF
 
 __all__ = ["Choices", "Watcher", "pause_s", "run"]
 
@@ -163,7 +165,8 @@ def _prepared(spark: SparkSession, pipeline: Pipeline, choices: Choices, watcher
     """Built and checked, and nothing changed yet: the next one may not pass."""
 
     def prepare() -> Job:
-        rows = pipeline.build(spark)
+        with settings_of(spark, {COMPARE_CONF: "false"}):  # ``check`` compares, and may be told to accept what it finds
+            rows = pipeline.build(spark)
         if not isinstance(rows, DataFrame):
             raise UsageError(f"it returns {type(rows).__name__} and not a DataFrame", pipeline.origin)
         if not rows.isStreaming:

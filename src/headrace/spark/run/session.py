@@ -25,7 +25,7 @@ from headrace.spark.run.java import find_java
 from headrace.spark.source.registration import register
 from headrace.spark.state.inspection import STATE_FORMAT
 
-__all__ = ["PROFILE", "STATE_STORES", "session", "state_in"]
+__all__ = ["PROFILE", "STATE_STORES", "session", "settings_of", "state_in"]
 
 PYTHON = "spark.pyspark.python"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
@@ -140,6 +140,13 @@ def state_in(
     undecided = all(spark.conf.get(name, None) is None for name in FILES_NAMED_ONCE)
     if named_once and undecided and store == STATE_STORES["disk"]:
         wanted |= FILES_NAMED_ONCE
+    with settings_of(spark, wanted):
+        yield
+
+
+@contextmanager
+def settings_of(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """The session has these settings in this context."""
     before = {name: spark.conf.get(name, None) for name in wanted}
     try:
         for name, value in wanted.items():

@@ -118,6 +118,8 @@ class Manifest:
     late_rows: int = 0
     due_us: int = NEVER
     clock_us: int = BEGINNING
+    meaning: str = ""
+    """Of the operator (``Description.meaning``); empty where nobody says."""
 
     def encode(self) -> bytes:
         return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":")).encode()
@@ -466,7 +468,7 @@ class Bucket:
         for chunk in wanted:
             self._add(chunk, self.find(chunk.keys))
 
-    def save(self, before: Manifest, bucket_count: int, store: Store) -> Manifest:
+    def save(self, before: Manifest, bucket_count: int, store: Store, meaning: str = "") -> Manifest:
         """Write what is not in the store yet, remove what no longer counts, and give the new manifest."""
         ids = [each.chunk_id for each in self.chunks]
         for chunk in self.chunks:
@@ -485,6 +487,7 @@ class Bucket:
             late_rows=self.late_rows,
             due_us=self.next_due_us(),
             clock_us=self.clock_us,
+            meaning=meaning,
         )
         store.put_manifest(after.encode())
         return after

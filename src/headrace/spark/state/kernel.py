@@ -24,7 +24,7 @@ import itertools
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,7 @@ __all__ = [
     "BUCKETS",
     "BUCKETS_CONF",
     "CACHE_BYTES_CONF",
+    "COMPARE_CONF",
     "Plan",
     "all_nullable",
     "apply_operator",
@@ -81,6 +82,9 @@ CACHE_BYTES_CONF = "spark.headrace.state.cacheBytes"
 CACHE_BYTES_MAX = 1 << 30
 """Without that setting. What a Python worker keeps of buckets in memory; the least recently used go first and are read
 again when needed."""
+COMPARE_CONF = "spark.headrace.state.compare"
+"""Whether a query compares itself with the one whose state its checkpoint has; ``true`` without that setting.
+``headrace run`` compares them before it starts a query, and says what differs."""
 PACK_BYTES_MAX = 32 << 20
 BOUNDED_BYTES_MAX = 128 << 20
 """Rows of a bounded frame that an operator works on at a time; more are put on disk first."""
@@ -113,6 +117,9 @@ class Plan:
     cache_bytes: int
     uid: str
     """Of this use of the operator in this run, so that workers do not mix up what they keep."""
+    meaning: str = ""
+    """What the state means; state with another meaning is refused if ``compares``."""
+    compares: bool = False
 
 
 def apply_operator(
@@ -151,11 +158,13 @@ def apply_operator(
     if not rows.isStreaming:
         parted = without_dots(numbered.withColumn(PART, part_of(operator, keys)), schema.names)
         return parted.groupBy(BUCKET).applyInArrow(_bounded(plan), output)
+    description = operator.describe(plan.keys, buckets, also)
+    compares = rows.sparkSession.conf.get(COMPARE_CONF, "true") == "true"
+    plan = replace(plan, meaning=description.meaning(), compares=compares)
     packed = without_dots(numbered, schema.names).mapInArrow(packing(plan), f"{BUCKET} int, payload binary")
     kinds = ", ".join([KEPT, *(f"`{each}` long" for each in operator.counters)])
     kept = packed.groupBy(BUCKET).transformWithState(_Keeper(plan), kinds, "Append", TIME_MODES[operator.clock])
     shown = name or free_name(f"{operator.name}({', '.join(keys)})", rows)
-    description = operator.describe(plan.keys, buckets, also)
     return _observed(kept, shown, description, operator).mapInArrow(unpacking(plan), output)
 
 
@@ -415,7 +424,7 @@ class _Keeper(StatefulProcessor):
             follows=plan.follows,
             memory=_CACHE.memory(plan),
         )
-        after = bucket.save(before, plan.buckets, self)
+        after = bucket.save(before, plan.buckets, self, plan.meaning)
         self._set_timer(before.due_us, after.due_us)
         _CACHE.put(plan, number, bucket)
         held = {"keys": after.key_count, "timers": after.timer_count, "bytes": after.byte_count}
@@ -474,6 +483,12 @@ def _check(stored: Manifest, plan: Plan) -> None:
         raise StateMismatch(
             f"the checkpoint has keys {stored.keys_type} and the program has {plan.keys}: name and type of keys cannot "
             f"change; undo that, or start over with an empty checkpoint"
+        )
+    if plan.compares and stored.version == plan.operator.version and stored.meaning not in ("", plan.meaning):
+        raise StateMismatch(
+            f"the state of {plan.operator.name} in this checkpoint was made with other parameters, and would get "
+            "another meaning; undo the change, or start over with an empty checkpoint. "
+            f"{COMPARE_CONF}=false goes on with the old state"
         )
 
 
