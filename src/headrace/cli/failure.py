@@ -33,7 +33,7 @@ HINTS: dict[ErrorCode, str] = {
     ErrorCode.KAFKA_STORAGE_ERROR: DAMAGED,
     ErrorCode.LEADER_NOT_AVAILABLE: DAMAGED,
     ErrorCode.CORRUPT_MESSAGE: DAMAGED,
-    ErrorCode.REQUEST_TIMED_OUT: "is the broker busy or stopped? try again, or raise --timeout",
+    ErrorCode.REQUEST_TIMED_OUT: "is the broker busy or stopped? try again; most commands take a longer --timeout",
     ErrorCode.UNSUPPORTED_VERSION: "this broker is too old for that; Apache Kafka 4 and headrace have it",
 }
 
