@@ -228,7 +228,7 @@ class World:
         if self.feeder.failed is not None:
             raise Unsound(f"changes cannot be written: {self.feeder.failed}")
         for line in self.life.text().splitlines():
-            if " failed: " in line and "; restart " not in line:
+            if any(f"{name} failed: " in line for name in self.pipelines) and "; restart " not in line:
                 raise Unsound(line)
 
     def until(self, done: Callable[[], bool], otherwise: str) -> None:
