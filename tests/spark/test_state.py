@@ -384,11 +384,12 @@ def test_a_checkpoint_shows_what_is_held_of_a_key_and_refuses_another_number_of_
         lane.run(lambda rows: per_user(rows, buckets=4))
 
 
-def test_state_of_another_query_is_refused_where_a_query_is_started_without_headrace_run(lane: Lane) -> None:
-    def totals(value: Any, emit: str) -> Operator:
-        window = hr.session_window("30 seconds")
-        return lambda rows: hr.windows(rows, "user", event_time="at", window=window, emit=emit, values={"n": value})
+def totals(value: Any, emit: str) -> Operator:
+    window = hr.session_window("30 seconds")
+    return lambda rows: hr.windows(rows, "user", event_time="at", window=window, emit=emit, values={"n": value})
 
+
+def test_state_of_another_query_is_refused_where_a_query_is_started_without_headrace_run(lane: Lane) -> None:
     lane.add(*FILES)
     lane.run(totals(F.sum("amount"), "early"))
     lane.add(*MORE)
@@ -401,6 +402,36 @@ def test_state_of_another_query_is_refused_where_a_query_is_started_without_head
         assert lane.run(totals(F.max("amount"), "final"))
     finally:
         lane.spark.conf.unset(COMPARE_CONF)
+
+
+def test_a_change_that_headrace_run_was_told_to_accept_goes_on_with_the_old_state(lane: Lane, tmp_path: Path) -> None:
+    given: list[Row] = []
+
+    def take(rows: DataFrame, batch_id: int) -> None:
+        given.extend(rows.collect())
+
+    def run_with(value: Any, *, accept: bool) -> bool:
+        rows = totals(value, "early")
+        pipeline = Pipeline(
+            "totals",
+            lambda spark: rows(lane.rows(streaming=True).withWatermark("at", "20 seconds")),
+            as_sink(take),
+        )
+        choices = Choices(
+            command="test", checkpoints=str(tmp_path), available_now=True, restarts_max=0, accept_changes=accept
+        )
+        return run(lane.spark, [pipeline], choices, Told(), threading.Event())
+
+    lane.add(*FILES)
+    assert run_with(F.sum("amount"), accept=False)
+    lane.add(*MORE)
+    with pytest.raises(UsageError, match="accept-changes"):
+        run_with(F.max("amount"), accept=False)
+    given.clear()
+    assert run_with(F.max("amount"), accept=True)
+    assert given, "it went on"
+    lane.add([LAST])
+    assert run_with(F.max("amount"), accept=False), "and is the pipeline's query from then on, in buckets of before too"
 
 
 def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_instead(lane: Lane) -> None:
